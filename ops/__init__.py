@@ -1,0 +1,1 @@
+"""Everything an operator runs: the command line, the process supervisor, profiling, benchmarks."""

@@ -1,0 +1,1 @@
+"""Carriers of frames: ZeroMQ between processes, in memory for tests and simulation."""

@@ -1,0 +1,1 @@
+"""The scheduler: a replaceable controller that turns worker events into plans."""

@@ -1,0 +1,1 @@
+"""Latency estimators that policies ask: separate from policies, built from profiles."""

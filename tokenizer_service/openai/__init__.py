@@ -1,0 +1,1 @@
+"""The OpenAI API: schemas, endpoints, errors, server-sent events."""

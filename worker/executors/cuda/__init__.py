@@ -1,0 +1,1 @@
+"""Two lanes on green contexts of one GPU."""

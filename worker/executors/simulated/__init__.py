@@ -1,0 +1,1 @@
+"""A latency model in place of a device."""

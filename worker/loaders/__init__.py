@@ -1,0 +1,1 @@
+"""Weights from files: GGUF, safetensors, or random ones of the right shape."""

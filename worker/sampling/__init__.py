@@ -1,0 +1,1 @@
+"""Logits to tokens: filters, penalties, and a generator keyed by (seed, index)."""
