@@ -196,6 +196,17 @@ class RequestView(Struct, frozen=True, kw_only=True):
     priority: Priority = 0
 
 
+class StartedBatch(Struct, frozen=True):
+    """A prefill batch that has begun and is not finished. Its members stay together, because their
+    hidden states are parked together; a plan that goes on with it names the same members.
+    """
+
+    batch: tuple[RequestRef, ...]
+    layers_done: Count
+    """Layers completed of the tokens under way."""
+    layers_total: Count
+
+
 class Snapshot(Struct, frozen=True, tag=True, kw_only=True):
     """Reply to `Observe` and `Attach`: everything a scheduler must know. Events with a larger
     `event` number follow.
@@ -219,6 +230,8 @@ class Snapshot(Struct, frozen=True, tag=True, kw_only=True):
     limits: WorkerLimits
     pool: PoolState
     requests: tuple[RequestView, ...]
+    batches: tuple[StartedBatch, ...] = ()
+    """Prefill batches under way, the running one first; fused chunks are not among them."""
     plan_seq: Count = 0
     """Sequence number of the standing plan, 0 when there is none."""
 
@@ -264,6 +277,18 @@ class Arrived(Struct, frozen=True, tag=True):
 
     event: Count
     request: RequestView
+
+
+class PrefillStarted(Struct, frozen=True, tag=True):
+    """A prefill is launched, for the first time or again after a suspension: its pages are taken and
+    its cache hits known. With it, a mirror of the events equals a snapshot at every event.
+    """
+
+    event: Count
+    lane: Lane
+    """PREFILL: the requests go through the layers as one batch. DECODE: as fused chunks."""
+    requests: tuple[RequestView, ...]
+    pool: PoolState
 
 
 class QuantumDone(Struct, frozen=True, tag=True):
@@ -330,7 +355,17 @@ class Fenced(Struct, frozen=True, tag=True):
     epoch: Epoch
 
 
-Event = Arrived | QuantumDone | PrefillDone | StepDone | Retracted | Left | PlanRejected | Fenced
+Event = (
+    Arrived
+    | PrefillStarted
+    | QuantumDone
+    | PrefillDone
+    | StepDone
+    | Retracted
+    | Left
+    | PlanRejected
+    | Fenced
+)
 """Numbered by the worker from 1 at boot; the same number for every scheduler that observes."""
 
 
