@@ -2,7 +2,8 @@
 
 A scheduler folds events into a view and answers with plans. A plan is a standing, declarative
 order: it says what should be so until the next one, and carrying it out twice changes nothing.
-Everything that correctness needs is in the snapshot, so a scheduler can crash or be replaced at any time.
+Everything that correctness needs is in the snapshot, so a scheduler can crash or be replaced at any
+time.
 """
 
 from enum import StrEnum
@@ -280,7 +281,7 @@ class Arrived(Struct, frozen=True, tag=True):
 
 
 class PrefillStarted(Struct, frozen=True, tag=True):
-    """A prefill is launched, for the first time or again after a suspension: its pages are taken and
+    """A prefill is launched, for the first time or again after a suspension: its pages are taken,
     its cache hits known. With it, a mirror of the events equals a snapshot at every event.
     """
 

@@ -52,7 +52,7 @@ def add_flags(parser: argparse.ArgumentParser, struct: type[msgspec.Struct]) -> 
         if isinstance(kind, types.BoolType):
             options["action"] = argparse.BooleanOptionalAction
         elif _is_many(kind):
-            options.update(nargs="*", metavar="VALUE")
+            options.update(nargs="*", action="extend", metavar="VALUE")
         elif isinstance(kind, types.EnumType):
             options["choices"] = [member.value for member in kind.cls]
         else:
