@@ -20,7 +20,7 @@ GGUF_FAMILIES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModelError(ValueError):
     """The checkpoint asks for something that no code here does. The message names what is there."""
 
 
@@ -36,7 +36,7 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     original_max_positions: int = 0
     divisors: tuple[float, ...] = ()
-    """Divides frequency i by divisors[i], besides `kind` (llama3 scaling as GGUF files carry it)."""
+    """Divides frequency i by divisors[i] besides: llama3 scaling as GGUF files carry it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +84,26 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no kernel here runs. Raises UnsupportedModel."""
+        """Refuse shapes that no kernel here runs. Raises UnsupportedModelError."""
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
             if getattr(self, name) < 1:
-                raise UnsupportedModel(f"{name} is {getattr(self, name)}; at least 1 is needed")
+                raise UnsupportedModelError(
+                    f"{name} is {getattr(self, name)}; at least 1 is needed"
+                )
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key-value heads"
             )
         if self.head_dim < 2 or self.head_dim % 2:
-            raise UnsupportedModel(f"head_dim is {self.head_dim}; rotary embedding needs it even")
+            raise UnsupportedModelError(
+                f"head_dim is {self.head_dim}; rotary embedding needs it even"
+            )
 
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """Read `config.json` and `generation_config.json` (empty when there is none).
 
-    Raises UnsupportedModel for a family, activation, bias or rope scaling that is not here.
+    Raises UnsupportedModelError for a family, activation, bias or rope scaling that is not here.
     """
     family = _hf_family(config)
     _refuse_extras(config, family)
@@ -128,11 +132,11 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
 def config_from_gguf(metadata: Mapping[str, Any], *, vocab_size: int, tied: bool) -> ModelConfig:
     """Read GGUF metadata (plain values by key). `tied`: the file has no output matrix.
 
-    Raises UnsupportedModel for an architecture or rope scaling that is not here.
+    Raises UnsupportedModelError for an architecture or rope scaling that is not here.
     """
     family = metadata.get("general.architecture")
     if family not in GGUF_FAMILIES:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"GGUF architecture {family!r} is not supported; supported: {', '.join(GGUF_FAMILIES)}"
         )
     fields = {key[len(family) + 1 :]: v for key, v in metadata.items() if key.startswith(family)}
@@ -162,7 +166,7 @@ def config_from_gguf(metadata: Mapping[str, Any], *, vocab_size: int, tied: bool
 
 def _need(values: Mapping[str, Any], key: str) -> Any:
     if values.get(key) is None:
-        raise UnsupportedModel(f"the model's configuration lacks {key!r}")
+        raise UnsupportedModelError(f"the model's configuration lacks {key!r}")
     return values[key]
 
 
@@ -179,7 +183,7 @@ def _hf_family(config: Mapping[str, Any]) -> str:
     family = config.get("model_type")
     named = config.get("architectures") or [HF_FAMILIES.get(str(family))]
     if family not in HF_FAMILIES or HF_FAMILIES[family] not in named:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"architecture {', '.join(map(str, named))} (model_type {family!r}) is not supported; "
             f"supported: {', '.join(HF_FAMILIES.values())}"
         )
@@ -189,13 +193,15 @@ def _hf_family(config: Mapping[str, Any]) -> str:
 def _refuse_extras(config: Mapping[str, Any], family: str) -> None:
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"hidden_act {activation!r} is not supported; supported: silu")
+        raise UnsupportedModelError(f"hidden_act {activation!r} is not supported; supported: silu")
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
-            raise UnsupportedModel(f"{key} is not supported for {family}: only Qwen2's qkv bias is")
+            raise UnsupportedModelError(
+                f"{key} is not supported for {family}: only Qwen2's qkv bias is"
+            )
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method")
-        raise UnsupportedModel(f"quantization {method!r} is not supported for safetensors")
+        raise UnsupportedModelError(f"quantization {method!r} is not supported for safetensors")
 
 
 def _hf_window(config: Mapping[str, Any], family: str) -> int | None:
@@ -213,7 +219,9 @@ def _hf_rope(config: Mapping[str, Any]) -> RopeConfig:
     _check_rope(kind)
     partial = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
-        raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; supported: 1")
+        raise UnsupportedModelError(
+            f"partial_rotary_factor {partial} is not supported; supported: 1"
+        )
     if kind == "default":
         return RopeConfig(theta)
     factor = float(_need(scaling, "factor"))
@@ -234,13 +242,13 @@ def _gguf_rope(fields: Mapping[str, Any]) -> RopeConfig:
     kind = "default" if kind == "none" else kind
     theta = float(fields.get("rope.freq_base", 10000.0))
     if kind == "llama3":
-        raise UnsupportedModel("GGUF rope scaling 'llama3' comes as a tensor, not as a type")
+        raise UnsupportedModelError("GGUF rope scaling 'llama3' comes as a tensor, not as a type")
     _check_rope(kind)
     return RopeConfig(theta, kind, float(fields.get("rope.scaling.factor", 1.0)))
 
 
 def _check_rope(kind: str) -> None:
     if kind not in ROPE_TYPES:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"rope scaling {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
         )

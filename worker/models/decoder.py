@@ -7,6 +7,7 @@ What travels between layers is a pair: `hidden`, the last block's output, and `r
 before it; they are added inside the next norm, so that one fused kernel does both.
 """
 
+import torch
 from torch import Tensor
 
 from worker.models.ops import Ops
@@ -67,7 +68,7 @@ def _attention(ops: Ops, model: Model, index: int, x: Tensor, positions: Tensor)
     layer: LayerWeights = model.weights.layers[index]
     config = model.config
     qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-    q, k, v = qkv.split((config.q_size, config.kv_size, config.kv_size), dim=-1)
+    q, k, v = torch.split(qkv, (config.q_size, config.kv_size, config.kv_size), dim=-1)
     q = q.unflatten(-1, (config.num_heads, config.head_dim))
     k = k.unflatten(-1, (config.num_kv_heads, config.head_dim))
     v = v.unflatten(-1, (config.num_kv_heads, config.head_dim))

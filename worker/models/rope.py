@@ -34,7 +34,7 @@ def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def rope_table(rope: RopeConfig, head_dim: int, positions: int) -> Tensor:
-    """Return float32 [positions, head_dim]: cosines in the first half of a row, sines in the second.
+    """Return float32 [positions, head_dim]: cosines in the first half of a row, then sines.
 
     Pair i of a head is its dimensions (i, i + head_dim / 2): the layout of Hugging Face's weights.
     """
