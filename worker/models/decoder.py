@@ -68,10 +68,10 @@ def _attention(ops: Ops, model: Model, index: int, x: Tensor, positions: Tensor)
     layer: LayerWeights = model.weights.layers[index]
     config = model.config
     qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-    q, k, v = torch.split(qkv, (config.q_size, config.kv_size, config.kv_size), dim=-1)
-    q = q.unflatten(-1, (config.num_heads, config.head_dim))
-    k = k.unflatten(-1, (config.num_kv_heads, config.head_dim))
-    v = v.unflatten(-1, (config.num_kv_heads, config.head_dim))
+    q, k, v = torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
+    q = q.view(-1, config.num_heads, config.head_dim)
+    k = k.view(-1, config.num_kv_heads, config.head_dim)
+    v = v.view(-1, config.num_kv_heads, config.head_dim)
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = ops.rms_norm(q, layer.q_norm), ops.rms_norm(k, layer.k_norm)
     q, k = ops.rope(q, k, positions)
