@@ -1,0 +1,86 @@
+"""What a scheduling policy is: one object that looks at a view and says what should be so.
+
+A policy knows nothing of epochs, sequence numbers and links: the core adds those, sends a plan only
+when it differs from the standing one, and keeps the standing one when a policy fails.
+"""
+
+from typing import Annotated, ClassVar, Protocol
+
+from msgspec import Meta, Struct
+
+from protocol.control_link import (
+    WHOLE,
+    DecodePlan,
+    Disjoint,
+    Exclusive,
+    PrefillPlan,
+    Shared,
+)
+from protocol.ids import RequestRef
+from protocol.slo import PositiveSeconds
+from scheduler.view import WorkerView
+
+
+class Objectives(Struct, frozen=True, kw_only=True):
+    """Latency objectives of the service; a request's own objective goes before them."""
+
+    tbt_s: Annotated[PositiveSeconds, Meta(description="time between tokens, seconds")]
+    ttft_s: Annotated[PositiveSeconds, Meta(description="time to first token, seconds")]
+
+
+class PolicyPlan(Struct, frozen=True, kw_only=True):
+    """A plan without epoch and number. The fields are those of `protocol.control_link.Plan`."""
+
+    sharing: Disjoint | Shared | Exclusive
+    alone: int = WHOLE
+    decode: DecodePlan = DecodePlan()
+    prefill: PrefillPlan = PrefillPlan()
+    victims: tuple[RequestRef, ...] = ()
+    reason: str = ""
+    """Chosen split, predicted and allowed times; not part of what makes two plans differ."""
+
+
+class Policy(Protocol):
+    """A scheduling policy, made as `Class(objectives, options)`, options of type `Options`."""
+
+    Options: ClassVar[type[Struct]]
+    """A frozen struct: names, types, ranges and help of what `--option key=value` may set."""
+
+    def plan(self, view: WorkerView, now: float) -> PolicyPlan | None:
+        """Return what should be so, or None to leave what was planned last.
+
+        Called after every event, also before the scheduler may act. `now` is monotonic, seconds.
+        """
+        ...
+
+
+class InvalidPlanError(ValueError):
+    """A policy planned what can never be right. The message names the limit and the value."""
+
+
+def check(plan: PolicyPlan, view: WorkerView) -> None:
+    """Raise InvalidPlanError if it names an unknown partition or request, or a request twice."""
+    known = {partition.index for partition in view.partitions}
+    indices = [plan.alone]
+    if isinstance(plan.sharing, Disjoint):
+        indices.append(plan.sharing.partition)
+    for index in indices:
+        if index not in known:
+            raise InvalidPlanError(f"partition {index} is none of {sorted(known)}")
+    fused = plan.decode.fused
+    if fused.requests and not (fused.token_budget and fused.max_chunk):
+        raise InvalidPlanError(f"fused requests need a budget and a chunk: {fused}")
+    prefill = [item.ref for batch in plan.prefill.batches for item in batch.items]
+    _check_refs("prefill", (*prefill, *fused.requests), view)
+    _check_refs("decode", plan.decode.wanted or (), view)
+    _check_refs("victims", plan.victims, view)
+
+
+def _check_refs(where: str, refs: tuple[RequestRef, ...], view: WorkerView) -> None:
+    seen: set[RequestRef] = set()
+    for ref in refs:
+        if ref not in view.requests:
+            raise InvalidPlanError(f"{where} names {ref.request}, which the worker does not have")
+        if ref in seen:
+            raise InvalidPlanError(f"{where} names {ref.request} twice")
+        seen.add(ref)

@@ -1,0 +1,224 @@
+"""The mirror of one worker that its events build: what a policy looks at.
+
+Separate from the core because it is a fact, not a decision: folding events into a snapshot gives
+exactly what a later snapshot says (`facts`), and only the measurements beside it (`recent`,
+`last_work`) are the mirror's own. Policies read it and never change it.
+"""
+
+from collections import deque
+from enum import Enum
+
+from msgspec.structs import replace
+
+from protocol.control_link import (
+    Arrived,
+    DeviceWork,
+    Event,
+    Lane,
+    Left,
+    Partition,
+    PoolState,
+    PrefillDone,
+    PrefillStarted,
+    Progress,
+    QuantumDone,
+    RequestState,
+    RequestView,
+    Retracted,
+    Snapshot,
+    StartedBatch,
+    StepDone,
+)
+from protocol.data_link import ModelInfo, WorkerLimits
+from protocol.ids import BootId, ModelName, RequestRef
+
+RECENT_WORKS = 256
+"""Device works remembered; a policy that plans after every event misses none."""
+
+Facts = tuple[int, PoolState, dict[RequestRef, RequestView], tuple[StartedBatch, ...]]
+
+
+class Fold(Enum):
+    """What became of an event."""
+
+    DONE = "done"
+    OLD = "old"
+    """The snapshot contains it already."""
+    GAP = "gap"
+    """Events before it are missing: a new snapshot is needed, and this one was not applied."""
+
+
+def age_order(request: RequestView) -> tuple[int, float, str]:
+    """Sort key: lower priority value first, then the oldest; the id makes it total."""
+    return (request.priority, request.arrival, request.ref.request)
+
+
+def to_prefill(request: RequestView) -> int:
+    """Return the tokens that a prefill must still compute (an estimate while queued)."""
+    known = request.computed
+    if request.state is RequestState.QUEUED:
+        known = max(known, request.cached)
+    return max(0, request.prompt_tokens - known)
+
+
+def context_tokens(request: RequestView) -> int:
+    """Return the tokens that one more decode iteration of `request` attends to."""
+    return max(request.computed, request.prompt_tokens)
+
+
+class WorkerView:
+    """One worker as its snapshot and the events since describe it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.recent: deque[tuple[int, DeviceWork]] = deque(maxlen=RECENT_WORKS)
+        """The newest device works, each with its event's number, oldest first."""
+        self.last_work: dict[tuple[Lane, int], DeviceWork] = {}
+        """The newest device work by lane and partition."""
+        self.boot: BootId = ""
+        self.restore(snapshot)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take everything from `snapshot`. Measurements of the same boot are kept."""
+        if snapshot.boot != self.boot:
+            self.recent.clear()
+            self.last_work.clear()
+        self.boot = snapshot.boot
+        self.event = snapshot.event
+        self.unit = snapshot.unit
+        self.units = snapshot.units
+        self.partitions: tuple[Partition, ...] = snapshot.partitions
+        self.models: dict[ModelName, ModelInfo] = {model.name: model for model in snapshot.models}
+        self.limits: WorkerLimits = snapshot.limits
+        self.pool: PoolState = snapshot.pool
+        self.requests: dict[RequestRef, RequestView] = {
+            request.ref: request for request in snapshot.requests
+        }
+        self.batches: tuple[StartedBatch, ...] = tuple(_in_chunk(b) for b in snapshot.batches)
+        """Started prefill batches, the one that runs first."""
+
+    def apply(self, event: Event) -> Fold:
+        """Fold one event in. A gap or an old event changes nothing."""
+        if event.event <= self.event:
+            return Fold.OLD
+        if event.event != self.event + 1:
+            return Fold.GAP
+        self.event = event.event
+        match event:
+            case Arrived(request=request):
+                self.requests[request.ref] = request
+            case PrefillStarted():
+                self._started(event)
+            case QuantumDone():
+                self._quantum(event)
+            case PrefillDone():
+                self._prefilled(event.progress)
+            case StepDone():
+                self._stepped(event)
+            case Retracted(request=request):
+                self._unbatch(request.ref)
+                self.requests[request.ref] = request
+            case Left(ref=ref):
+                self._unbatch(ref)
+                self.requests.pop(ref, None)
+            case _:
+                return Fold.DONE  # PlanRejected and Fenced are the core's affair
+        if isinstance(event, PrefillStarted | PrefillDone | StepDone | Retracted | Left):
+            self.pool = event.pool
+        return Fold.DONE
+
+    def facts(self) -> Facts:
+        """Return all that a snapshot of the same event number would say."""
+        return (self.event, self.pool, dict(self.requests), self.batches)
+
+    # --- what policies ask ---
+
+    def in_state(self, *states: RequestState) -> list[RequestView]:
+        """Return the requests in one of `states`, oldest first."""
+        chosen = [request for request in self.requests.values() if request.state in states]
+        return sorted(chosen, key=age_order)
+
+    @property
+    def queued(self) -> list[RequestView]:
+        """Requests of which nothing is computed, oldest first."""
+        return self.in_state(RequestState.QUEUED)
+
+    @property
+    def started(self) -> list[RequestView]:
+        """Requests in a started prefill, running or suspended, oldest first."""
+        return self.in_state(RequestState.PREFILLING, RequestState.SUSPENDED)
+
+    @property
+    def decoding(self) -> list[RequestView]:
+        """Requests whose prefill is done, oldest first."""
+        return self.in_state(RequestState.DECODING)
+
+    @property
+    def splits(self) -> tuple[Partition, ...]:
+        """The disjoint partitions, fewest decode units first."""
+        pairs = (p for p in self.partitions if p.index and p.prefill_units and p.decode_units)
+        return tuple(sorted(pairs, key=lambda p: p.decode_units))
+
+    # --- folding ---
+
+    def _started(self, event: PrefillStarted) -> None:
+        for request in event.requests:
+            self.requests[request.ref] = request
+        if event.lane is Lane.DECODE or not event.requests:
+            return
+        refs = tuple(request.ref for request in event.requests)
+        same = next((b for b in self.batches if set(b.batch) & set(refs)), None)
+        model = self.models.get(event.requests[0].model)
+        layers = model.num_layers if model else 0
+        running = StartedBatch(refs, same.layers_done if same else 0, layers)
+        self.batches = (running, *(b for b in self.batches if b is not same))
+
+    def _quantum(self, event: QuantumDone) -> None:
+        state = RequestState.SUSPENDED if event.suspended else RequestState.PREFILLING
+        for ref in event.batch:
+            if request := self.requests.get(ref):
+                self.requests[ref] = replace(request, state=state)
+        self._count(event.progress)
+        self._note(event.event, event.work)
+        present = tuple(ref for ref in event.batch if ref in self.requests)
+        if not present:
+            return
+        now = _in_chunk(StartedBatch(present, event.layers_done, event.layers_total))
+        members = set(present)
+        known = any(members & set(b.batch) for b in self.batches)
+        kept = tuple(now if members & set(b.batch) else b for b in self.batches)
+        self.batches = kept if known else (now, *kept)
+
+    def _prefilled(self, progress: tuple[Progress, ...]) -> None:
+        self._count(progress)
+        for item in progress:
+            self._unbatch(item.ref)
+            if request := self.requests.get(item.ref):
+                self.requests[item.ref] = replace(request, state=RequestState.DECODING)
+
+    def _stepped(self, event: StepDone) -> None:
+        self._count(event.progress)
+        self._note(event.event, event.work)
+
+    def _count(self, progress: tuple[Progress, ...]) -> None:
+        for item in progress:
+            if request := self.requests.get(item.ref):
+                self.requests[item.ref] = replace(
+                    request, computed=item.computed, output_tokens=item.output_tokens
+                )
+
+    def _note(self, number: int, work: DeviceWork) -> None:
+        self.recent.append((number, work))
+        self.last_work[work.lane, work.partition] = work
+
+    def _unbatch(self, ref: RequestRef) -> None:
+        if not any(ref in b.batch for b in self.batches):
+            return
+        left = (replace(b, batch=tuple(r for r in b.batch if r != ref)) for b in self.batches)
+        self.batches = tuple(b for b in left if b.batch)
+
+
+def _in_chunk(batch: StartedBatch) -> StartedBatch:
+    """Count layers of the tokens under way: a chunk through all layers begins the next at 0."""
+    if batch.layers_total and batch.layers_done >= batch.layers_total:
+        return replace(batch, layers_done=0)
+    return batch
