@@ -81,6 +81,25 @@ def build(struct: type[S], flags: Mapping[str, object], environment: Mapping[str
         raise SettingError(message) from None
 
 
+def arguments(settings: msgspec.Struct) -> list[str]:
+    """Return the command line that `parse` reads back as `settings`: the way to a child process.
+
+    Every value is spelled out, also a default, so that the child's environment changes nothing.
+    """
+    line: list[str] = []
+    for name in settings.__struct_fields__:
+        value = msgspec.to_builtins(getattr(settings, name))
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            line.append(flag(name) if value else flag("no_" + name))
+        elif isinstance(value, list | tuple):
+            line += [flag(name), *(str(item) for item in value)]
+        else:
+            line.append(f"{flag(name)}={value}")
+    return line
+
+
 def parse(
     struct: type[S],
     arguments: Sequence[str],

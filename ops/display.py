@@ -1,0 +1,72 @@
+"""What the launcher shows: progress of the start, and the processes' own lines with their names.
+
+A bar a process on a terminal, plain lines elsewhere. No refresh thread: children must be forked by
+a process that has none.
+"""
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import TaskID as BarId
+from rich.text import Text
+
+from ops.events import Key, Role
+from protocol.lifecycle import Stage
+
+STYLES = {Role.WORKER: "cyan", Role.SCHEDULER: "magenta", Role.GATEWAY: "green"}
+WIDTH = max(len(role) for role in Role)
+
+
+class Display:
+    """Writes to one console. `close` ends the progress bars, and may be called again."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bars: dict[Key, BarId] = {}
+        self._stages: dict[Key, str] = {}
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.fields[role]:<9} {task.description}"),
+                BarColumn(bar_width=30),
+                MofNCompleteColumn(),
+                console=console,
+                auto_refresh=False,
+                transient=True,
+            )
+            self._progress.start()
+
+    def stage(self, key: Key, role: Role, stage: Stage) -> None:
+        """Show how far a start is."""
+        total = stage.total or None
+        if self._progress is not None:
+            if key not in self._bars:
+                self._bars[key] = self._progress.add_task("", role=role, total=total)
+            self._progress.update(
+                self._bars[key], description=stage.name, completed=stage.done, total=total
+            )
+            self._progress.refresh()
+        elif self._stages.get(key) != stage.name:
+            self._stages[key] = stage.name
+            self.line(role, stage.name)
+
+    def forget(self, key: Key) -> None:
+        """The process is ready, or has gone."""
+        self._stages.pop(key, None)
+        if self._progress is not None and key in self._bars:
+            self._progress.remove_task(self._bars.pop(key))
+            self._progress.refresh()
+
+    def line(self, role: Role, text: str) -> None:
+        """Show a line of a process."""
+        self.console.print(Text(f"{role:<{WIDTH}} ", STYLES[role]).append(text, "default"))
+
+    def note(self, text: str) -> None:
+        """Show a line of the launcher's own."""
+        self.console.print(Text("tandem".ljust(WIDTH + 1), "bold").append(text, "default"))
+
+    def close(self) -> None:
+        """End the progress bars."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
