@@ -107,11 +107,18 @@ class SchedulerCore:
         """What the worker was sent last; None when it must be sent again."""
         self.seq = 0
         self._policy = policy
-        self._config = config
+        self.config = config
         self._planned: PolicyPlan | None = None
         self._failures = 0
         self._rejections = 0
         self._asked_at: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it acts by a plan of its own; when it only observes, whether it has planned."""
+        if self.config.observe_only:
+            return self._planned is not None
+        return self.stage is Stage.ACTING and self.standing is not None
 
     def on(self, event: Input, now: float) -> list[Output]:
         """Take one event and return what to send. `now` is monotonic, seconds."""
@@ -124,7 +131,7 @@ class SchedulerCore:
                 self.stage, self._asked_at = Stage.WAITING, None
                 return []
             case Tick():
-                late = self._asked_at is not None and now - self._asked_at >= self._config.reply_s
+                late = self._asked_at is not None and now - self._asked_at >= self.config.reply_s
                 return self._observe(now) if late else self._decide(now)
             case Terminate():
                 return self._exit(Exit("asked to stop"))
@@ -187,7 +194,7 @@ class SchedulerCore:
         if isinstance(event, PlanRejected):
             log.error("plan %d rejected: %s", event.seq, event.why)
             self._rejections += 1
-            if self._rejections >= self._config.max_failures:
+            if self._rejections >= self.config.max_failures:
                 why = f"{self._rejections} plans rejected, the last: {event.why}"
                 return self._exit(Exit(why, status=1))
         if self.view is None:
@@ -203,7 +210,7 @@ class SchedulerCore:
     def _observe(self, now: float) -> list[Output]:
         self._asked_at = now
         self.stage = Stage.WAITING
-        config = self._config
+        config = self.config
         return [Observe(config.peer, config.policy, config.version)]
 
     def _decide(self, now: float) -> list[Output]:
@@ -226,19 +233,19 @@ class SchedulerCore:
     def _failed(self, error: Exception) -> list[Output]:
         """A policy's error changes nothing, until there were too many in a row."""
         self._failures += 1
-        log.error("policy %s failed (%d in a row)", self._config.policy, self._failures)
+        log.error("policy %s failed (%d in a row)", self.config.policy, self._failures)
         log.debug("traceback", exc_info=error)
-        if self._failures < self._config.max_failures:
+        if self._failures < self.config.max_failures:
             return []
         why = f"the policy failed {self._failures} times in a row, the last: {error!r}"
         return self._exit(Exit(why, status=1))
 
     def _attach(self, now: float) -> list[Output]:
-        if self._config.observe_only:
+        if self.config.observe_only:
             return []
         self.stage = Stage.ATTACHING
         self._asked_at = now
-        config = self._config
+        config = self.config
         return [Attach(config.peer, config.policy, config.version)]
 
     def _send(self, plan: PolicyPlan) -> list[Output]:

@@ -1,0 +1,169 @@
+"""The scheduler process: an asyncio shell that owns the socket, the clock and the signals.
+
+Everything that is decided is decided in `scheduler.core`; a test drives `Shell` over any transport.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from setproctitle import setproctitle
+
+from protocol import PROTOCOL_VERSION, logs, settings
+from protocol.control_link import ControlToWorker, ToScheduler
+from protocol.endpoint import Down, Endpoint, Lost, PeerEvent, Received, Up
+from protocol.ids import new_id
+from protocol.lifecycle import EXIT_CONFIG, Ready, Reporter, Stage, Stopped
+from protocol.link import LinkConfig
+from protocol.pump import pump
+from protocol.transport.base import AddressRefused
+from protocol.transport.zeromq import connect
+from scheduler.core import CoreConfig, Exit, Input, Link, SchedulerCore, Terminate, Tick
+from scheduler.policy import Objectives
+from scheduler.registry import make
+from scheduler.settings import SchedulerSettings
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+"""Period of the core's ticks: late snapshots, and policies that wait for time to pass."""
+LINK = LinkConfig(window=4096, heartbeat_s=0.2, silence_s=2.0)
+
+ControlEndpoint = Endpoint[ToScheduler, ControlToWorker]
+
+
+class Shell:
+    """Moves events into the core and its messages out, until it says `Exit`."""
+
+    def __init__(
+        self,
+        core: SchedulerCore,
+        endpoint: ControlEndpoint,
+        reporter: Reporter,
+        policy: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._core, self._endpoint, self._reporter = core, endpoint, reporter
+        self._policy, self._clock = policy, clock
+        self._told = False
+        self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> Exit:
+        """Run until the core exits."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.terminate)
+        tasks = [loop.create_task(self._events()), loop.create_task(self._ticks())]
+        ends: list[asyncio.Future[Any]] = [self._exit, *tasks]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            self._endpoint.close()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return self._exit.result()
+
+    def terminate(self) -> None:
+        """Give the epoch back and exit."""
+        self._take(Terminate())
+
+    async def _events(self) -> None:
+        async for event in pump(self._endpoint, self._clock):
+            self._take(_translate(event))
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._take(Tick())
+
+    def _take(self, event: Input) -> None:
+        now = self._clock()
+        for message in self._core.on(event, now):
+            if isinstance(message, Exit):
+                if not self._exit.done():
+                    self._exit.set_result(message)
+            else:
+                # What cannot be sent shows as a gap: the link says Lost, or Down, by itself.
+                self._endpoint.send(message, now)
+        if self._core.ready and not self._told:
+            self._told = True
+            epoch = self._core.epoch.n if self._core.epoch else 0
+            self._reporter.send(Ready({"policy": self._policy, "epoch": epoch}))
+
+
+def _translate(event: PeerEvent[ToScheduler]) -> Input:
+    match event:
+        case Received(message=message):
+            return message
+        case Up():
+            return Link.UP
+        case Lost():
+            return Link.LOST
+        case Down():
+            return Link.DOWN
+
+
+async def serve(chosen: SchedulerSettings, core: SchedulerCore, reporter: Reporter) -> Exit:
+    """Connect to the worker in `chosen.run_dir` and run. Raises AddressRefused."""
+    address = f"ipc://{os.path.join(chosen.run_dir, 'control')}"
+    transport = connect(address, core.config.peer.encode())
+    endpoint: ControlEndpoint = Endpoint(transport, ToScheduler, LINK)
+    reporter.send(Stage("connecting"))
+    return await Shell(core, endpoint, reporter, chosen.scheduler, time.monotonic).run()
+
+
+def build(chosen: SchedulerSettings) -> SchedulerCore:
+    """Return the core with its policy. Raises PolicyError."""
+    objectives = Objectives(tbt_s=chosen.tbt_slo_ms / 1e3, ttft_s=chosen.ttft_slo_ms / 1e3)
+    config = CoreConfig(
+        peer=f"sched-{new_id()}",
+        policy=chosen.scheduler,
+        version=PROTOCOL_VERSION,
+        observe_only=chosen.observe_only,
+    )
+    return SchedulerCore(make(chosen.scheduler, objectives, chosen.option), config)
+
+
+def run(chosen: SchedulerSettings, core: SchedulerCore, reporter: Reporter) -> Exit:
+    """Run until the end, and return it."""
+    try:
+        return asyncio.run(serve(chosen, core, reporter))
+    except AddressRefused as error:
+        return Exit(str(error), status=EXIT_CONFIG)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a scheduler; return the exit status."""
+    chosen = settings.parse(
+        SchedulerSettings,
+        sys.argv[1:] if arguments is None else arguments,
+        os.environ,
+        prog="python -m scheduler.main",
+        description="A scheduler of one Tandem worker.",
+    )
+    reporter = Reporter(chosen.ready_fd)
+    setproctitle(f"tandem-scheduler {chosen.scheduler}")
+    try:
+        logs.configure("scheduler", chosen.log_level)
+        core = build(chosen)
+    except ValueError as error:  # of the level, or a PolicyError
+        end = Exit(str(error), status=EXIT_CONFIG)
+    else:
+        end = run(chosen, core, reporter)
+    reporter.send(Stopped(end.reason, fenced=end.fenced))
+    if end.status:
+        print(f"scheduler: {end.reason}", file=sys.stderr)
+    return end.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
