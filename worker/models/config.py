@@ -129,8 +129,16 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     )
 
 
-def config_from_gguf(metadata: Mapping[str, Any], *, vocab_size: int, tied: bool) -> ModelConfig:
-    """Read GGUF metadata (plain values by key). `tied`: the file has no output matrix.
+def config_from_gguf(
+    metadata: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    tied: bool,
+    rope_divisors: tuple[float, ...] = (),
+) -> ModelConfig:
+    """Read GGUF metadata (plain values by key).
+
+    `tied`: the file has no output matrix; `rope_divisors`: its tensor `rope_freqs`, if any.
 
     Raises UnsupportedModelError for an architecture or rope scaling that is not here.
     """
@@ -152,7 +160,7 @@ def config_from_gguf(metadata: Mapping[str, Any], *, vocab_size: int, tied: bool
         num_kv_heads=int(fields.get("attention.head_count_kv", heads)),
         head_dim=int(fields.get("attention.key_length", hidden // heads)),
         norm_eps=float(_need(fields, "attention.layer_norm_rms_epsilon")),
-        rope=_gguf_rope(fields),
+        rope=_gguf_rope(fields, rope_divisors),
         max_position_embeddings=int(_need(fields, "context_length")),
         tie_word_embeddings=tied,
         qkv_bias=family == "qwen2",
@@ -237,14 +245,15 @@ def _hf_rope(config: Mapping[str, Any]) -> RopeConfig:
     )
 
 
-def _gguf_rope(fields: Mapping[str, Any]) -> RopeConfig:
+def _gguf_rope(fields: Mapping[str, Any], divisors: tuple[float, ...]) -> RopeConfig:
     kind = fields.get("rope.scaling.type") or "default"
     kind = "default" if kind == "none" else kind
     theta = float(fields.get("rope.freq_base", 10000.0))
-    if kind == "llama3":
-        raise UnsupportedModelError("GGUF rope scaling 'llama3' comes as a tensor, not as a type")
     _check_rope(kind)
-    return RopeConfig(theta, kind, float(fields.get("rope.scaling.factor", 1.0)))
+    if kind == "llama3":
+        raise UnsupportedModelError("GGUF rope scaling 'llama3' is a tensor, never a type")
+    factor = float(fields.get("rope.scaling.factor", 1.0))
+    return RopeConfig(theta, kind, factor, divisors=divisors)
 
 
 def _check_rope(kind: str) -> None:
