@@ -53,6 +53,10 @@ class LinkConfig:
             )
 
 
+LINK = LinkConfig(window=4096, heartbeat_s=0.2, silence_s=2.0)
+"""What every process of Tandem uses."""
+
+
 @dataclass
 class LinkStatistics:
     """Counts since the start, over all peers of one endpoint; the last two are of now."""

@@ -19,7 +19,7 @@ from protocol.control_link import ControlToWorker, ToScheduler
 from protocol.endpoint import Down, Endpoint, Lost, PeerEvent, Received, Up
 from protocol.ids import new_id
 from protocol.lifecycle import EXIT_CONFIG, Ready, Reporter, Stage, Stopped
-from protocol.link import LinkConfig
+from protocol.link import LINK
 from protocol.pump import pump
 from protocol.transport.base import AddressRefused
 from protocol.transport.zeromq import connect
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 """Period of the core's ticks: late snapshots, and policies that wait for time to pass."""
-LINK = LinkConfig(window=4096, heartbeat_s=0.2, silence_s=2.0)
 
 ControlEndpoint = Endpoint[ToScheduler, ControlToWorker]
 
