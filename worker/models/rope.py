@@ -41,3 +41,13 @@ def rope_table(rope: RopeConfig, head_dim: int, positions: int) -> Tensor:
     frequencies = rope_frequencies(rope, head_dim).float()
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def rotation_tables(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Widen a `rope_table` to (cos, sin), each [positions, head_dim], the sines signed.
+
+    A head x then turns to x · cos + roll(x, head_dim / 2) · sin.
+    """
+    half = table.shape[-1] // 2
+    cos, sin = table[:, :half], table[:, half:]
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -10,13 +10,10 @@ from torch import Tensor
 class TorchOps:
     """`worker.models.ops.Ops` without `attend`, for one model, on any device."""
 
-    def __init__(self, norm_eps: float, rope_table: Tensor) -> None:
-        """`rope_table` is `rope_table()`'s, on the model's device."""
+    def __init__(self, norm_eps: float, rotations: tuple[Tensor, Tensor]) -> None:
+        """`rotations` are `rotation_tables()`'s, on the model's device."""
         self._eps = norm_eps
-        half = rope_table.shape[-1] // 2
-        cos, sin = rope_table[:, :half], rope_table[:, half:]
-        self._cos = torch.cat((cos, cos), dim=-1)
-        self._sin = torch.cat((-sin, sin), dim=-1)
+        self._cos, self._sin = rotations
         self._positions: Tensor | None = None
         self._rotation: tuple[Tensor, Tensor] = (self._cos[:0], self._sin[:0])
 
