@@ -89,7 +89,8 @@ class Launcher:
     async def swap(self, choice: Choice) -> SwapAnswered:
         """Replace the scheduler and return how it went."""
         ticket = next(self._tickets)
-        self._swaps[ticket] = answer = self._loop.create_future()
+        answer: asyncio.Future[SwapAnswered] = self._loop.create_future()
+        self._swaps[ticket] = answer
         self._feed(SwapAsked(ticket, choice))
         return await answer
 

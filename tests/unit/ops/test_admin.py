@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ops import admin
-from ops.admin import AdminError, Refused, Request, Swap, Swapped
+from ops.admin import AdminError, Request, Swap, Swapped
 
 
 async def handle(request: Request) -> admin.Reply:

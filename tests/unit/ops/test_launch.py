@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ops.admin import GetStatus, Refused, ServerStatus, Swap, Swapped
 from ops.display import Display
-from ops.events import Choice, Role, Start
+from ops.events import Choice, Key, Role, Start
 from ops.launch import Launcher
 from ops.restarts import RestartPolicy
 from ops.supervisor import Supervisor, SupervisorConfig
@@ -56,6 +56,30 @@ while True:
 """
 
 
+class Watched(Display):
+    """A display that tells when a process has become ready or has gone."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.changed = asyncio.Event()
+
+    def forget(self, key: Key) -> None:
+        super().forget(key)
+        self.changed.set()
+
+
+async def ended(pid: int) -> None:
+    """Wait until a process has ended, also one that is not our own to wait for."""
+    gone = asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    asyncio.get_running_loop().add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+
+
 @dataclass
 class Bench:
     """A launcher in this process and its children."""
@@ -64,11 +88,12 @@ class Bench:
     output: io.StringIO = field(default_factory=io.StringIO)
 
     def __post_init__(self) -> None:
+        self.display = Watched(Console(file=self.output, width=200))
         self.launcher = Launcher(
             Supervisor(CONFIG, Choice("first")),
             self.command,
             os.environ,
-            Display(Console(file=self.output, width=200)),
+            self.display,
             str(self.folder),
         )
         self.task = asyncio.create_task(self.launcher.run())
@@ -81,14 +106,15 @@ class Bench:
     def pid(self, role: Role) -> int:
         return next(p.pid for p in self.launcher.status().processes if p.role == role)
 
-    async def until(self, state: str, role: Role, not_pid: int) -> None:
-        """Wait until another process than `not_pid` has reached `state`."""
+    def states(self) -> list[tuple[str, str, int]]:
+        return [(p.role, p.state, p.pid) for p in self.launcher.status().processes]
+
+    async def replaced(self, role: Role, old: int) -> None:
+        """Wait until another process than `old` is ready in a role."""
         async with asyncio.timeout(30):
-            while not any(
-                (p.role, p.state) == (role, state) and p.pid != not_pid
-                for p in self.launcher.status().processes
-            ):
-                await asyncio.sleep(0.005)
+            while not any(s[:2] == (role, "ready") and s[2] != old for s in self.states()):
+                self.display.changed.clear()
+                await self.display.changed.wait()
 
 
 @pytest.fixture
@@ -130,7 +156,7 @@ async def test_lines_and_stages_are_shown_with_the_name_of_their_process(bench: 
 async def test_a_killed_process_is_restarted_and_the_others_are_left_alone(bench: Bench) -> None:
     before = {role: bench.pid(role) for role in Role}
     os.kill(before[Role.GATEWAY], signal.SIGKILL)
-    await bench.until("ready", Role.GATEWAY, not_pid=before[Role.GATEWAY])
+    await bench.replaced(Role.GATEWAY, before[Role.GATEWAY])
     after = {role: bench.pid(role) for role in Role}
     assert after[Role.GATEWAY] != before.pop(Role.GATEWAY)
     assert {role: after[role] for role in before} == before
@@ -138,13 +164,11 @@ async def test_a_killed_process_is_restarted_and_the_others_are_left_alone(bench
 
 
 async def test_a_swap_answers_when_the_new_one_acts_and_the_old_one_leaves(bench: Bench) -> None:
-    old = psutil.Process(bench.pid(Role.SCHEDULER))
+    old_left = asyncio.create_task(ended(bench.pid(Role.SCHEDULER)))
     reply = await bench.launcher.handle(Swap("second"))
     assert isinstance(reply, Swapped)
     assert (reply.scheduler, reply.pid) == ("second", bench.pid(Role.SCHEDULER))
-    async with asyncio.timeout(30):
-        while old.is_running():
-            await asyncio.sleep(0.005)
+    await asyncio.wait_for(old_left, 30)
     status = await bench.launcher.handle(GetStatus())
     assert isinstance(status, ServerStatus)
     assert [p.restarts for p in status.processes] == [0, 0, 0]
@@ -162,7 +186,7 @@ async def test_a_process_that_always_dies_ends_the_server_with_status_1(bench: B
     for _ in range(2):
         pid = bench.pid(Role.WORKER)
         os.kill(pid, signal.SIGKILL)
-        await bench.until("ready", Role.WORKER, not_pid=pid)
+        await bench.replaced(Role.WORKER, pid)
     os.kill(bench.pid(Role.WORKER), signal.SIGKILL)
     assert await bench.task == 1
     assert "3 times" in bench.output.getvalue()

@@ -244,7 +244,8 @@ def test_a_swap_starts_the_new_scheduler_beside_the_old_one_and_signals_nobody()
     assert world.report(new, Ready({})) == [SwapAnswered(9, new, 0.5)]
     world.report(old, Stopped("fenced", fenced=True))
     assert world.exit(old, 0) == []
-    assert of(Start, world.wait(600.0)) == [] and of(Signal, world.effects) == []
+    assert of(Start, world.wait(600.0)) == []
+    assert of(Signal, world.effects) == []
 
 
 def test_the_old_scheduler_may_leave_before_the_new_one_says_that_it_acts() -> None:
@@ -264,7 +265,8 @@ def test_a_new_scheduler_that_fails_leaves_the_old_one_untouched_and_says_why() 
     new = world.key(Role.SCHEDULER)
     world.report(new, Stopped("unknown option a"))
     assert world.exit(new, EXIT_CONFIG) == [SwapAnswered(1, error="unknown option a")]
-    assert of(Start, world.wait(600.0)) == [] and of(Signal, world.effects) == []
+    assert of(Start, world.wait(600.0)) == []
+    assert of(Signal, world.effects) == []
     assert [s.choice for s in world.supervisor.services if s.choice] == [MUXWISE]
 
 
@@ -293,7 +295,8 @@ def test_a_new_scheduler_that_never_acts_is_killed_and_the_old_one_stays() -> No
     new = world.key(Role.SCHEDULER)
     assert of(Signal, world.wait(30.0)) == [Signal(new, signal.SIGKILL)]
     answers = of(SwapAnswered, world.exit(new, -signal.SIGKILL))
-    assert len(answers) == 1 and "within 30 s" in answers[0].error
+    assert len(answers) == 1
+    assert "within 30 s" in answers[0].error
     assert of(Start, world.wait(600.0)) == []
 
 
