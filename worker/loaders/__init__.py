@@ -47,4 +47,4 @@ def load_dummy(
     config: ModelConfig, seed: int, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> Weights:
     """Make random weights for `config`, the same for the same seed."""
-    return assemble(config, DummySource(config, seed), device, dtype, progress)
+    return assemble(config, DummySource(config, seed, device), device, dtype, progress)

@@ -22,7 +22,7 @@ _SHOWN = 5
 """Names that an error lists before it only counts."""
 
 
-class LoadError(Exception):
+class LoadError(ValueError):
     """The files do not hold the model that their configuration describes."""
 
 

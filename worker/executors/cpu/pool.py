@@ -1,8 +1,8 @@
 """The KV pool on the CPU: one flat byte buffer, cut into pages that any hosted model can use.
 
 A page of a model is, in order, for each layer: keys of all heads, then values of all heads. Each
-(layer, keys or values, head) is one contiguous *row* of page_size × head_dim numbers, so gathering
-a sequence copies whole rows and lands in the layout [head, token, dim] that attention reads fastest.
+(layer, keys or values, head) is one contiguous *row* of page_size × head_dim numbers: gathering a
+sequence copies whole rows, and lands in the layout [head, token, dim] that attention reads fastest.
 """
 
 import math

@@ -1,0 +1,89 @@
+"""Starting a CPU executor from a worker's settings: environment first, then torch, weights, lanes.
+
+Apart from the executor, because OpenMP reads its environment when torch is imported, and no sooner
+than here does a worker on the CPU import it.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from protocol.model_files import ModelFiles
+from worker.executors.cpu import topology
+from worker.settings import DType, LoadFormat, WorkerSettings
+
+if TYPE_CHECKING:
+    from worker.executors.cpu.executor import CpuExecutor
+
+DUMMY_SEED = 0
+
+_PROBE = "import torch; a = torch.ones(32, 32, dtype=torch.bfloat16); a @ a"
+
+
+class CpuUnfit(ValueError):  # noqa: N818
+    """This CPU cannot do what the settings ask. The message says what to set instead."""
+
+
+def start(
+    settings: WorkerSettings,
+    name: str,
+    files: ModelFiles,
+    tell: Callable[[str, int, int], None],
+) -> "CpuExecutor":
+    """Load the model and start both lanes on all cores of this process.
+
+    `tell` gets the stage of the start, with bytes done and in all while weights are read. Raises
+    LoadError, UnsupportedModelError, CpuUnfit, and ValueError for a pool that is too small.
+    """
+    for variable, value in topology.thread_environment().items():
+        os.environ.setdefault(variable, value)
+    if settings.dtype is DType.BFLOAT16:
+        check_bfloat16()
+    import torch
+
+    from worker import loaders
+    from worker.executors.cpu.executor import CpuExecutor, CpuSettings, pages_in
+    from worker.models.weights import Model
+
+    dtype = torch.bfloat16 if settings.dtype is DType.BFLOAT16 else torch.float32
+    bar = loaders.TerminalProgress(name)
+
+    def progress(done: int, total: int) -> None:
+        bar(done, total)
+        tell("loading weights", done, total)
+
+    if settings.load_format is LoadFormat.DUMMY:
+        config = loaders.load_config(files)
+        weights = loaders.load_dummy(config, DUMMY_SEED, torch.device("cpu"), dtype, progress)
+    else:
+        config, weights = loaders.load_model(files, torch.device("cpu"), dtype, progress)
+    tell("starting lanes", 0, 0)
+    pool_bytes = int(settings.cpu_kv_cache_gib * 2**30)
+    page_size = settings.page_size
+    return CpuExecutor(
+        {name: Model(config, weights)},
+        CpuSettings(
+            cores=topology.available_cores(),
+            page_size=page_size,
+            num_pages=settings.num_pages or pages_in(pool_bytes, [config], page_size, dtype),
+            max_slots=settings.max_num_seqs,
+            max_model_len=settings.max_model_len or config.max_model_len,
+            max_prefill_tokens=settings.max_prefill_tokens,
+        ),
+    )
+
+
+def check_bfloat16() -> None:
+    """Multiply in bfloat16 in a process of its own. Raises CpuUnfit when that kills it.
+
+    Some virtual machines announce matrix instructions that their host does not let them use.
+    """
+    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, check=False)
+    if probe.returncode:
+        raise CpuUnfit(
+            f"--dtype bfloat16: a product in bfloat16 ends its process with status "
+            f"{probe.returncode} on this machine; use float32, or set "
+            "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+        )
