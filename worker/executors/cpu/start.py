@@ -16,14 +16,15 @@ from worker.settings import DType, LoadFormat, WorkerSettings
 
 if TYPE_CHECKING:
     from worker.executors.cpu.executor import CpuExecutor
+    from worker.models.weights import Model
 
 DUMMY_SEED = 0
 
 _PROBE = "import torch; a = torch.ones(32, 32, dtype=torch.bfloat16); a @ a"
 
 
-class CpuUnfit(ValueError):  # noqa: N818
-    """This CPU cannot do what the settings ask. The message says what to set instead."""
+class CpuUnfit(ValueError):
+    """The CPU cannot do what the settings ask. The message says what to set instead."""
 
 
 def start(
@@ -41,13 +42,37 @@ def start(
         os.environ.setdefault(variable, value)
     if settings.dtype is DType.BFLOAT16:
         check_bfloat16()
+    from worker.executors.cpu.executor import CpuExecutor, CpuSettings, pages_in
+
+    model = _load(settings, name, files, tell)
+    tell("starting lanes", 0, 0)
+    dtype, limit = model.weights.embed.dtype, model.config.max_model_len
+    pool_bytes = int(settings.cpu_kv_cache_gib * 2**30)
+    pages = settings.num_pages or pages_in(pool_bytes, [model.config], settings.page_size, dtype)
+    return CpuExecutor(
+        {name: model},
+        CpuSettings(
+            cores=topology.available_cores(),
+            page_size=settings.page_size,
+            num_pages=pages,
+            max_slots=settings.max_num_seqs,
+            max_model_len=settings.max_model_len or limit,
+            max_prefill_tokens=settings.max_prefill_tokens,
+        ),
+    )
+
+
+def _load(
+    settings: WorkerSettings, name: str, files: ModelFiles, tell: Callable[[str, int, int], None]
+) -> "Model":
+    """Read the weights, or make random ones, to the CPU."""
     import torch
 
     from worker import loaders
-    from worker.executors.cpu.executor import CpuExecutor, CpuSettings, pages_in
     from worker.models.weights import Model
 
     dtype = torch.bfloat16 if settings.dtype is DType.BFLOAT16 else torch.float32
+    device = torch.device("cpu")
     bar = loaders.TerminalProgress(name)
 
     def progress(done: int, total: int) -> None:
@@ -56,23 +81,8 @@ def start(
 
     if settings.load_format is LoadFormat.DUMMY:
         config = loaders.load_config(files)
-        weights = loaders.load_dummy(config, DUMMY_SEED, torch.device("cpu"), dtype, progress)
-    else:
-        config, weights = loaders.load_model(files, torch.device("cpu"), dtype, progress)
-    tell("starting lanes", 0, 0)
-    pool_bytes = int(settings.cpu_kv_cache_gib * 2**30)
-    page_size = settings.page_size
-    return CpuExecutor(
-        {name: Model(config, weights)},
-        CpuSettings(
-            cores=topology.available_cores(),
-            page_size=page_size,
-            num_pages=settings.num_pages or pages_in(pool_bytes, [config], page_size, dtype),
-            max_slots=settings.max_num_seqs,
-            max_model_len=settings.max_model_len or config.max_model_len,
-            max_prefill_tokens=settings.max_prefill_tokens,
-        ),
-    )
+        return Model(config, loaders.load_dummy(config, DUMMY_SEED, device, dtype, progress))
+    return Model(*loaders.load_model(files, device, dtype, progress))
 
 
 def check_bfloat16() -> None:
