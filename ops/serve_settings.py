@@ -99,15 +99,17 @@ class Parts:
 
 def split(chosen: Struct) -> Parts:
     """Give each process its share of the settings of `tandem serve`."""
+    values = {name: getattr(chosen, name) for name in chosen.__struct_fields__}
 
-    def part(struct: type[S]) -> S:
-        names = (name for name in struct.__struct_fields__ if name not in PER_PROCESS)
-        return struct(run_dir="", **{name: getattr(chosen, name) for name in names})
+    def part(struct: type[S], **more: object) -> S:
+        mine = {name: values[name] for name in struct.__struct_fields__ if name in values}
+        return struct(**{**mine, **more})
 
-    own = {name: getattr(chosen, name) for name in LauncherSettings.__struct_fields__}
+    # The gateway knows a model by several names, the worker by the first of them.
+    names: tuple[str, ...] = values["served_model_name"]
     return Parts(
-        LauncherSettings(**own),
-        part(WorkerSettings),
-        part(SchedulerSettings),
-        part(GatewaySettings),
+        part(LauncherSettings),
+        part(WorkerSettings, run_dir="", served_model_name=names[0] if names else None),
+        part(SchedulerSettings, run_dir=""),
+        part(GatewaySettings, run_dir=""),
     )

@@ -29,11 +29,12 @@ def flag(name: str) -> str:
 def _unwrap(field: types.Field) -> tuple[types.Type, str]:
     """Return a field's type without metadata and None, and its help text."""
     kind, text = field.type, ""
-    if isinstance(kind, types.Metadata):
-        text = (kind.extra_json_schema or {}).get("description", "")
-        kind = kind.type
-    if isinstance(kind, types.UnionType):
-        kind = next(t for t in kind.types if not isinstance(t, types.NoneType))
+    while isinstance(kind, types.Metadata | types.UnionType):
+        if isinstance(kind, types.Metadata):
+            text = text or (kind.extra_json_schema or {}).get("description", "")
+            kind = kind.type
+        else:
+            kind = next(t for t in kind.types if not isinstance(t, types.NoneType))
     return kind, text
 
 

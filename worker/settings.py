@@ -52,16 +52,18 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     max_num_seqs: Annotated[
         int, Meta(ge=1, le=4096, description="rows of a decode batch at most")
     ] = 64
-    max_model_len: Annotated[
-        int | None, Meta(ge=1, description="prompt and output tokens; default: the model's own")
-    ] = None
+    max_model_len: (
+        Annotated[int, Meta(ge=1, description="prompt and output tokens; default: the model's")]
+        | None
+    ) = None
     max_prefill_tokens: Annotated[
         int, Meta(ge=1, description="new tokens that go through a layer together at most")
     ] = 8192
     page_size: Annotated[int, Meta(ge=1, le=256, description="tokens in a page of KV")] = 16
-    num_pages: Annotated[
-        int | None, Meta(ge=2, description="pages of the KV pool; default: what memory allows")
-    ] = None
+    num_pages: (
+        Annotated[int, Meta(ge=2, description="pages of the KV pool; default: what memory allows")]
+        | None
+    ) = None
     gpu_memory_utilization: Annotated[
         float, Meta(gt=0, le=1, description="share of the GPU's memory that Tandem may use")
     ] = 0.9
