@@ -29,7 +29,9 @@ class DummySource:
     def read(self, name: str) -> Tensor:
         """See TensorSource."""
         shape = self._shapes[name]
-        generator = torch.Generator(self._device).manual_seed(self._seed * 1_000_003 + self._places[name])
+        generator = torch.Generator(self._device).manual_seed(
+            self._seed * 1_000_003 + self._places[name]
+        )
         values = torch.randn(shape, generator=generator, device=self._device)
         if len(shape) == 1:
             return values * 0.1 + (0.0 if name.endswith(".bias") else 1.0)

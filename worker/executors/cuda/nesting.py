@@ -1,0 +1,25 @@
+"""What a partition table must satisfy, checked on SM ids that a probe has seen. No device here."""
+
+from collections.abc import Sequence
+
+MIN_SIDE = 8
+"""SMs of a side at least: the granularity of a split on compute capability 9."""
+
+
+class PartitionError(RuntimeError):
+    """The device cannot be partitioned as asked. The message says what was found."""
+
+
+def fitting(prefill_sms: Sequence[int], total: int) -> list[int]:
+    """Return the counts that leave each side at least MIN_SIDE SMs, each once."""
+    return sorted({n for n in prefill_sms if MIN_SIDE <= n <= total - MIN_SIDE}, reverse=True)
+
+
+def verify(prefill: Sequence[frozenset[int]], decode: Sequence[frozenset[int]]) -> None:
+    """Check SM ids seen on each side, rows by ascending decode size. Raises PartitionError."""
+    for row, (left, right) in enumerate(zip(prefill, decode, strict=True)):
+        if shared := left & right:
+            raise PartitionError(f"row {row + 1}: both sides run on SMs {sorted(shared)}")
+    for row in range(1, len(prefill)):
+        if not prefill[row] <= prefill[row - 1] or not decode[row - 1] <= decode[row]:
+            raise PartitionError(f"row {row + 1} is not nested in row {row}")

@@ -1,0 +1,88 @@
+"""x · weightᵀ for one lane: cuBLASLt planned for the partition's SMs where it is there, else torch.
+
+A lane has its own: a workspace may not be shared by products that run at the same time.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.executors.cuda.kernels.build import BuildError, cache_dir
+from worker.executors.cuda.kernels.gemm import Gemm, GemmPlans
+from worker.executors.cuda.kernels.gemm_library import GemmError, GemmLibrary, open_library
+from worker.executors.cuda.kernels.gemm_plans import M_BUCKETS, GemmStore, file_name
+from worker.executors.cuda.partitions import PartitionTable
+from worker.models.weights import Model
+
+LEAST_PREFILL_ROWS = 128
+"""Products of fewer rows are planned when they first come, in the prefill lane."""
+
+
+class Product(Protocol):
+    """A matrix product into a given output."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, sms: int
+    ) -> Tensor:
+        """Return `out` = x · weightᵀ + bias, planned for `sms` SMs. Never waits for the device."""
+        ...
+
+
+class TorchProduct:
+    """What torch does by default: planned for the whole device."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, sms: int
+    ) -> Tensor:
+        """See Product."""
+        if bias is None:
+            return torch.mm(x, weight.t(), out=out)
+        return torch.addmm(bias, x, weight.t(), out=out)
+
+
+class PartitionProduct:
+    """cuBLASLt told how many SMs it has (kernels/gemm.py)."""
+
+    def __init__(self, gemm: Gemm) -> None:
+        self.gemm = gemm
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, sms: int
+    ) -> Tensor:
+        """See Product."""
+        return self.gemm(x, weight, bias, sm_count=sms, out=out)
+
+
+def make_products(
+    model: Model,
+    table: PartitionTable,
+    decode_rows: tuple[int, ...],
+    max_tokens: int,
+    progress: Callable[[str, int, int], None],
+) -> tuple[tuple[Product, Product], tuple[str, ...]]:
+    """Return the products of (prefill, decode), planned for every partition, and notes."""
+    device = model.weights.embed.device
+    try:
+        library = open_library()
+    except (BuildError, GemmError, OSError) as error:
+        note = f"products are planned for the whole device, whatever the partition ({error})"
+        return (TorchProduct(), TorchProduct()), (note,)
+    plans = GemmPlans(library, _store(library))
+    prefill, decode = Gemm(plans, device), Gemm(plans, device)
+    layer = model.weights.layers[0]
+    matrices = (layer.qkv, layer.o, layer.gate_up, layer.down, model.weights.lm_head)
+    shapes = [(matrix.shape[0], matrix.shape[1]) for matrix in matrices]
+    rows = [m for m in M_BUCKETS if LEAST_PREFILL_ROWS <= m <= max_tokens]
+    step = lambda done, total: progress("matrix products", done, total)  # noqa: E731
+    prefill.prepare(shapes, [pair.prefill.sms for pair in table.pairs], rows, step)
+    decode.prepare(shapes, [pair.decode.sms for pair in table.pairs], decode_rows, step)
+    return (PartitionProduct(prefill), PartitionProduct(decode)), ()
+
+
+def _store(library: GemmLibrary) -> GemmStore:
+    """Open the kept choices of this GPU, cuBLASLt and driver."""
+    version = str(torch.version.cuda)
+    name = file_name(torch.cuda.get_device_name(), library.version(), version)
+    return GemmStore(cache_dir() / name)
