@@ -21,8 +21,9 @@ async def pump(
 ) -> AsyncIterator[PeerEvent[In]]:
     """Yield the endpoint's events for ever. `clock` gives seconds, monotonic.
 
-    One reader per endpoint; other tasks of the same loop may call its `send`. What the consumer
-    does between two events delays heartbeats: that is meant, peers shall see a loop that hangs.
+    One reader per endpoint; other tasks of the same loop may call its `send`. Close it (as
+    `contextlib.aclosing` does) when the endpoint is done with: events not yet taken are gone then.
+    What the consumer does between two events delays heartbeats: that is meant, peers shall see a loop that hangs.
     """
     loop = asyncio.get_running_loop()
     wake = asyncio.Event()

@@ -65,6 +65,11 @@ class ZeroMqTransport:
         """Whether this is the ROUTER."""
         return self._socket.type == zmq.ROUTER
 
+    @property
+    def address(self) -> str:
+        """The address in use, with the port that the kernel chose."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
     def send(self, peer: bytes, frame: bytes) -> bool:
         """Send without blocking; False: no such peer, or its queue is full, or closed."""
         if self._socket.closed:
