@@ -161,16 +161,16 @@ class WorkerView:
     # --- folding ---
 
     def _started(self, event: PrefillStarted) -> None:
-        for request in event.requests:
-            self.requests[request.ref] = request
-        if event.lane is Lane.DECODE or not event.requests:
-            return
         refs = tuple(request.ref for request in event.requests)
         same = next((b for b in self.batches if set(b.batch) & set(refs)), None)
-        model = self.models.get(event.requests[0].model)
-        layers = model.num_layers if model else 0
-        running = StartedBatch(refs, same.layers_done if same else 0, layers)
-        self.batches = (running, *(b for b in self.batches if b is not same))
+        for request in event.requests:
+            self._unbatch(request.ref)
+            self.requests[request.ref] = request
+        if event.lane is Lane.PREFILL and refs:
+            model = self.models.get(event.requests[0].model)
+            layers = model.num_layers if model else 0
+            running = StartedBatch(refs, same.layers_done if same else 0, layers)
+            self.batches = (running, *self.batches)
 
     def _quantum(self, event: QuantumDone) -> None:
         state = RequestState.SUSPENDED if event.suspended else RequestState.PREFILLING
@@ -179,14 +179,12 @@ class WorkerView:
                 self.requests[ref] = replace(request, state=state)
         self._count(event.progress)
         self._note(event.event, event.work)
-        present = tuple(ref for ref in event.batch if ref in self.requests)
-        if not present:
-            return
-        now = _in_chunk(StartedBatch(present, event.layers_done, event.layers_total))
-        members = set(present)
-        known = any(members & set(b.batch) for b in self.batches)
-        kept = tuple(now if members & set(b.batch) else b for b in self.batches)
-        self.batches = kept if known else (now, *kept)
+        members = set(event.batch)
+        done = event.layers_done
+        self.batches = tuple(
+            _in_chunk(replace(b, layers_done=done)) if members & set(b.batch) else b
+            for b in self.batches
+        )
 
     def _prefilled(self, progress: tuple[Progress, ...]) -> None:
         self._count(progress)

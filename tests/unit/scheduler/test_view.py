@@ -109,6 +109,13 @@ def test_a_chunk_that_rides_along_counts_without_a_batch():
     assert [to_prefill(r) for r in mirror.started] == [60]
 
 
+def test_a_batch_member_that_goes_on_as_chunks_leaves_its_batch():
+    a, b = (request(n, RequestState.SUSPENDED) for n in "ab")
+    mirror = view(a, b, batches=(StartedBatch((a.ref, b.ref), 8, LAYERS),))
+    mirror.apply(PrefillStarted(1, Lane.DECODE, (a,), POOL))
+    assert mirror.batches == (StartedBatch((b.ref,), 8, LAYERS),)
+
+
 def test_the_running_batch_is_first_and_a_resumed_one_keeps_its_layers():
     a, b = (request(n, RequestState.PREFILLING) for n in "ab")
     mirror = view(a, b, batches=(StartedBatch((a.ref,), 8, LAYERS),))
