@@ -59,11 +59,15 @@ class Display:
 
     def line(self, role: Role, text: str) -> None:
         """Show a line of a process."""
-        self.console.print(Text(f"{role:<{WIDTH}} ", STYLES[role]).append(text, "default"))
+        self.console.print(
+            Text(f"{role:<{WIDTH}} ", STYLES[role]).append(text, "default"), soft_wrap=True
+        )
 
     def note(self, text: str) -> None:
         """Show a line of the launcher's own."""
-        self.console.print(Text("tandem".ljust(WIDTH + 1), "bold").append(text, "default"))
+        self.console.print(
+            Text("tandem".ljust(WIDTH + 1), "bold").append(text, "default"), soft_wrap=True
+        )
 
     def close(self) -> None:
         """End the progress bars."""

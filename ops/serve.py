@@ -28,9 +28,8 @@ from worker.settings import Device
 FALLBACK = Choice("chunked")
 """The scheduler that needs least of a machine."""
 FENCE_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 15.0
 DRAIN_GRACE_S = 5.0
-"""What a gateway has on top of its own drain time before it is killed."""
+"""What a process has on top of its own drain time before it is killed."""
 NO_TORCH = (
     "the worker needs torch, which is not installed: "
     "pip install 'tandem-serve[worker]', or 'tandem-serve[worker,cuda]' with an NVIDIA GPU"
@@ -93,12 +92,13 @@ def check(parts: Parts) -> None:
 
 def supervisor_for(parts: Parts) -> Supervisor:
     """Return the supervisor with its deadlines."""
+    drain_timeout_s = parts.gateway.drain_timeout_s + DRAIN_GRACE_S
     config = SupervisorConfig(
         start_timeout_s=parts.launcher.start_timeout_s,
         swap_timeout_s=parts.launcher.swap_timeout_s,
         fence_timeout_s=FENCE_TIMEOUT_S,
-        drain_timeout_s=parts.gateway.drain_timeout_s + DRAIN_GRACE_S,
-        stop_timeout_s=STOP_TIMEOUT_S,
+        drain_timeout_s=drain_timeout_s,
+        stop_timeout_s=drain_timeout_s,
         fallback=FALLBACK,
     )
     return Supervisor(config, parts.choice)
