@@ -23,7 +23,8 @@ async def pump(
 
     One reader per endpoint; other tasks of the same loop may call its `send`. Close it (as
     `contextlib.aclosing` does) when the endpoint is done with: events not yet taken are gone then.
-    What the consumer does between two events delays heartbeats: that is meant, peers shall see a loop that hangs.
+    What the consumer does between two events delays heartbeats: that is meant, peers shall see a
+    loop that hangs.
     """
     loop = asyncio.get_running_loop()
     wake = asyncio.Event()

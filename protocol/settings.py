@@ -6,6 +6,7 @@ Flags win over the environment, the environment over defaults.
 """
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,10 @@ from msgspec import inspect as types
 S = TypeVar("S", bound=msgspec.Struct)
 
 ENVIRONMENT_PREFIX = "TANDEM_"
+
+_WRONG = re.compile(r" - at `\$\.(\w+)")
+_MISSING = re.compile(r"missing required field `(\w+)`$")
+"""Where msgspec's messages name a field."""
 
 
 class SettingError(ValueError):
@@ -76,9 +81,11 @@ def build(struct: type[S], flags: Mapping[str, object], environment: Mapping[str
         return msgspec.convert(values, struct, strict=False)
     except msgspec.ValidationError as error:
         message = str(error)
-        for name, value in values.items():
-            if f"$.{name}" in message:
-                raise SettingError(f"{flag(name)} {value!r}: {message.split(' - at')[0]}") from None
+        if missing := _MISSING.search(message):
+            raise SettingError(f"{flag(missing[1])} is missing") from None
+        if (wrong := _WRONG.search(message)) and wrong[1] in values:
+            why = message.split(" - at")[0]
+            raise SettingError(f"{flag(wrong[1])} {values[wrong[1]]!r}: {why}") from None
         raise SettingError(message) from None
 
 

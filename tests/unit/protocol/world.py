@@ -64,7 +64,9 @@ class Process:
 class World:
     """A worker that binds and clients that connect."""
 
-    def __init__(self, *clients: str, config: LinkConfig = CONFIG, latency_s: float = 0.003) -> None:
+    def __init__(
+        self, *clients: str, config: LinkConfig = CONFIG, latency_s: float = 0.003
+    ) -> None:
         self.network = Network(latency_s)
         self.config = config
         self.processes: dict[str, Process] = {}
