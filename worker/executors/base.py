@@ -86,8 +86,8 @@ class PrefillQuantum:
     """Consecutive layers of one prefill batch.
 
     The first quantum of a batch (`layer_start == 0`) embeds the rows' tokens; the executor parks
-    hidden states under `batch` between quanta; the last one (`layer_end` = all layers) norms, samples
-    the rows that ask for it, and drops what was parked.
+    hidden states under `batch` between quanta; the last one (`layer_end` = all layers) norms,
+    samples the rows that ask for it, and drops what was parked.
     """
 
     ticket: Ticket

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 from protocol.model_files import ModelFiles
 from worker.executors.cpu import topology
-from worker.settings import DType, LoadFormat, WorkerSettings
+from worker.settings import DType, WorkerSettings
 
 if TYPE_CHECKING:
     from worker.executors.cpu.executor import CpuExecutor
-    from worker.models.weights import Model
-
-DUMMY_SEED = 0
 
 _PROBE = "import torch; a = torch.ones(32, 32, dtype=torch.bfloat16); a @ a"
 
@@ -42,11 +39,15 @@ def start(
         os.environ.setdefault(variable, value)
     if settings.dtype is DType.BFLOAT16:
         check_bfloat16()
-    from worker.executors.cpu.executor import CpuExecutor, CpuSettings, pages_in
+    import torch
 
-    model = _load(settings, name, files, tell)
+    from worker.executors.cpu.executor import CpuExecutor, CpuSettings, pages_in
+    from worker.executors.load import load_weights
+
+    dtype = torch.bfloat16 if settings.dtype is DType.BFLOAT16 else torch.float32
+    model = load_weights(settings, name, files, torch.device("cpu"), dtype, tell)
     tell("starting lanes", 0, 0)
-    dtype, limit = model.weights.embed.dtype, model.config.max_model_len
+    limit = model.config.max_model_len
     pool_bytes = int(settings.cpu_kv_cache_gib * 2**30)
     pages = settings.num_pages or pages_in(pool_bytes, [model.config], settings.page_size, dtype)
     return CpuExecutor(
@@ -60,29 +61,6 @@ def start(
             max_prefill_tokens=settings.max_prefill_tokens,
         ),
     )
-
-
-def _load(
-    settings: WorkerSettings, name: str, files: ModelFiles, tell: Callable[[str, int, int], None]
-) -> "Model":
-    """Read the weights, or make random ones, to the CPU."""
-    import torch
-
-    from worker import loaders
-    from worker.models.weights import Model
-
-    dtype = torch.bfloat16 if settings.dtype is DType.BFLOAT16 else torch.float32
-    device = torch.device("cpu")
-    bar = loaders.TerminalProgress(name)
-
-    def progress(done: int, total: int) -> None:
-        bar(done, total)
-        tell("loading weights", done, total)
-
-    if settings.load_format is LoadFormat.DUMMY:
-        config = loaders.load_config(files)
-        return Model(config, loaders.load_dummy(config, DUMMY_SEED, device, dtype, progress))
-    return Model(*loaders.load_model(files, device, dtype, progress))
 
 
 def check_bfloat16() -> None:

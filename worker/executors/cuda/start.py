@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from protocol.model_files import ModelFiles
 from worker.executors.cuda.config import CudaConfig
 from worker.executors.cuda.kernels.build import apply_environment
 from worker.models.weights import Model
+from worker.settings import DType, WorkerSettings
 
 if TYPE_CHECKING:
     from worker.executors.cuda.executor import CudaExecutor
@@ -30,3 +32,30 @@ def start(
     from worker.executors.cuda.executor import CudaExecutor
 
     return CudaExecutor(name, model, config, progress)
+
+
+def start_from_settings(
+    settings: WorkerSettings, name: str, files: ModelFiles, tell: Callable[[str, int, int], None]
+) -> "CudaExecutor":
+    """Load the model that a worker's settings name onto the GPU, and start its lanes.
+
+    Raises what `start` raises, LoadError, and UnsupportedModelError.
+    """
+    import torch
+
+    from worker.executors.load import load_weights
+
+    dtype = torch.float32 if settings.dtype is DType.FLOAT32 else torch.bfloat16
+    device = torch.device("cuda", 0)
+    model = load_weights(settings, name, files, device, dtype, tell)
+    config = CudaConfig(
+        device=0,
+        max_slots=settings.max_num_seqs,
+        max_model_len=settings.max_model_len or model.config.max_model_len,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        page_size=settings.page_size,
+        num_pages=settings.num_pages,
+        memory_utilization=settings.gpu_memory_utilization,
+        require_partitions=settings.require_partitions,
+    )
+    return start(name, model, config, tell)
