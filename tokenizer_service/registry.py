@@ -199,7 +199,7 @@ class Registry:
         if live is None:
             return
         known = len(live.output)
-        if run.first > known:
+        if run.first > known or len(run.ids) % 4:
             yield from self._gap(now)
             return
         new = unpack_tokens(run.ids)[known - run.first :]

@@ -32,6 +32,8 @@ class WorkerState:
     """Of the last welcome; kept while the link is down."""
     models: tuple[ModelInfo, ...] = ()
     credits: Credits = field(default_factory=lambda: Credits(requests=0, tokens=0))
+    max_prompt_tokens: int = 0
+    """The worker's queue takes no longer prompt, ever."""
     load: Load = field(default_factory=Load)
     progress_at: float = 0.0
     """When the worker last did something, or had nothing to do."""
@@ -46,6 +48,7 @@ class WorkerState:
         self.enter(Phase.READY, now)
         changed = message.boot != self.boot
         self.boot, self.models, self.credits = message.boot, message.models, message.credits
+        self.max_prompt_tokens = message.limits.max_queued_tokens
         self.progress_at = now
         return changed
 

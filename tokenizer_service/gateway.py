@@ -1,0 +1,148 @@
+"""What request handlers share: the model's assets, the workers, and whether the door is open.
+
+Separate from the HTTP application, which only knows requests and responses.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from protocol.ids import pack_tokens
+from protocol.slo import Slo
+from tokenizer_service.assets import ModelAssets
+from tokenizer_service.detokenize import Detokenizer
+from tokenizer_service.events import Job
+from tokenizer_service.generation import Generation
+from tokenizer_service.openai.errors import invalid, unavailable
+from tokenizer_service.openai.params import sampling
+from tokenizer_service.openai.schema import Request
+from tokenizer_service.prefix_names import PrefixNames
+from tokenizer_service.router import Route, Router, check_credits, check_length
+from tokenizer_service.settings import GatewaySettings
+from tokenizer_service.text_pool import TextPool
+
+TENANT = ""
+"""There are no API keys yet, so all requests are one tenant's."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that is still to be tokenized."""
+
+    encode: Callable[[], list[int]]
+    """Runs beside the event loop. Raises ApiError."""
+    at_least: int
+    """Tokens that it surely has."""
+    limit: int | None
+    """Output tokens that the request asks for."""
+
+
+class Gateway:
+    """One gateway process, without its sockets."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        assets: ModelAssets,
+        router: Router,
+        names: PrefixNames,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock` gives seconds, monotonic."""
+        self.settings = settings
+        self.assets = assets
+        self.router = router
+        self.pool = TextPool(
+            threads=settings.tokenizer_threads,
+            queue=settings.tokenizer_queue,
+            timeout_s=settings.tokenizer_timeout_s,
+        )
+        self._names = names
+        self._clock = clock
+        self._slo = Slo(ttft_s=settings.ttft_slo_s, tbt_s=settings.tbt_slo_s)
+        self._serving = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    def not_ready(self) -> str | None:
+        """Return why this gateway should get no requests; None: it should."""
+        if self.draining:
+            return "the gateway is draining"
+        return self.router.not_ready(self._clock(), self.settings.stall_s)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Count a request for the drain. Raises ApiError 503 when none is taken any more."""
+        if self.draining:
+            raise unavailable("the gateway is draining", close=True)
+        self._serving += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._serving -= 1
+            if self._serving == 0:
+                self._idle.set()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Return whether all requests have ended in `timeout_s` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def generation(self, request_id: str, request: Request, prompt: Prompt) -> Generation:
+        """Return a request's generation, not yet begun. Raises ApiError."""
+        route = self.router.choose(prompt.at_least)
+        _check_token_ids(request.stop_token_ids or (), route.model.vocab_size, "stop_token_ids")
+        root = self._names.root(TENANT, route.model.name)
+
+        def prepare() -> tuple[bytes, bytes]:
+            ids = prompt.encode()
+            check_length(route, len(ids))
+            _check_token_ids(ids, route.model.vocab_size, "prompt")
+            return pack_tokens(ids), self._names.pages(root, ids, route.model.page_size)
+
+        packed, pages = await self.pool.run(prepare)
+        job = self._job(request_id, request, prompt, route, packed, pages, root)
+        check_credits(route, job.prompt_tokens)
+        detokenizer = Detokenizer(
+            self.assets.tokenizer.bytes,
+            request.stops,
+            skip_special=request.skip_special_tokens is not False,
+        )
+        return Generation(route.link, job, detokenizer)
+
+    def _job(
+        self,
+        request_id: str,
+        request: Request,
+        prompt: Prompt,
+        route: Route,
+        packed: bytes,
+        pages: bytes,
+        root: bytes,
+    ) -> Job:
+        room = route.model.max_model_len - len(packed) // 4
+        return Job(
+            request=request_id,
+            model=route.model.name,
+            prompt=packed,
+            sampling=sampling(request, self.assets.defaults, limit=prompt.limit, room=room),
+            tenant=TENANT,
+            page_hashes=pages,
+            root_hash=root,
+            slo=self._slo,
+            priority=request.priority or 0,
+        )
+
+
+def _check_token_ids(ids: list[int] | tuple[int, ...], vocabulary: int, param: str) -> None:
+    """Raise ApiError 400 for an id outside the vocabulary, before it indexes anything."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
+        wrong = next(token for token in ids if not 0 <= token < vocabulary)
+        raise invalid(f"{param}: token id {wrong} is not in the vocabulary of {vocabulary}", param)

@@ -1,0 +1,85 @@
+"""Which worker a request goes to, and whether it is taken at all.
+
+Refusing here, from the credits that workers hand out, costs nothing: no prompt is tokenized for a
+queue that is full.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.data_link import ModelInfo
+from tokenizer_service.openai.errors import model_not_found, too_long, unavailable
+from tokenizer_service.worker_link import WorkerLink
+from tokenizer_service.worker_state import Phase
+
+
+@dataclass(frozen=True)
+class Route:
+    """A worker that takes a request now, and its model."""
+
+    link: WorkerLink
+    model: ModelInfo
+
+
+class Router:
+    """Chooses among workers that serve the same model under the same names."""
+
+    def __init__(self, links: Sequence[WorkerLink], served: tuple[str, ...]) -> None:
+        """`served` are the names that requests may use, the first one is shown."""
+        self._links = tuple(links)
+        self.served = served
+
+    @property
+    def links(self) -> tuple[WorkerLink, ...]:
+        """All workers."""
+        return self._links
+
+    def check_name(self, name: str) -> None:
+        """Raise ApiError 404 for a model that is not served."""
+        if name not in self.served:
+            raise model_not_found(name, self.served)
+
+    def choose(self, tokens: int) -> Route:
+        """Return the worker with the most room for a prompt of at least `tokens` tokens.
+
+        Raises ApiError: 503 when none is there or has room, 400 when none could ever take it.
+        """
+        routes = [
+            Route(link, model)
+            for link in self._links
+            if link.worker.phase is Phase.READY
+            and not link.worker.load.draining
+            and (model := link.model(self.served)) is not None
+        ]
+        if not routes:
+            raise unavailable("no worker is there")
+        route = max(routes, key=lambda route: route.link.worker.credits.requests)
+        check_length(route, tokens, at_least=True)
+        check_credits(route, tokens)
+        return route
+
+    def known_model(self) -> ModelInfo | None:
+        """Return what is known of the model, also while its worker is away."""
+        models = (link.model(self.served) for link in self._links)
+        return next((model for model in models if model is not None), None)
+
+    def not_ready(self, now: float, stall_s: float) -> str | None:
+        """Return why no worker is ready; None: one is."""
+        reasons = [link.worker.not_ready(now, stall_s) for link in self._links]
+        return None if None in reasons else reasons[0]
+
+
+def check_length(route: Route, tokens: int, *, at_least: bool = False) -> None:
+    """Raise ApiError 400 for a prompt that leaves no room for one token of output."""
+    limit = min(route.model.max_model_len, route.link.worker.max_prompt_tokens + 1)
+    if tokens >= limit:
+        raise too_long(tokens, limit, at_least=at_least)
+
+
+def check_credits(route: Route, tokens: int) -> None:
+    """Raise ApiError 503 when the worker's queue has no room now."""
+    credits = route.link.worker.credits
+    if credits.requests < 1:
+        raise unavailable("the queue is full")
+    if credits.tokens < tokens:
+        raise unavailable(f"the queue has room for {credits.tokens} tokens, not for {tokens}")

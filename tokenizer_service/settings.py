@@ -1,0 +1,68 @@
+"""Settings of a gateway process: every flag, with its help and its range."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from protocol.lifecycle import ReadyFd
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class GatewaySettings(Struct, frozen=True, kw_only=True):
+    """One gateway: HTTP on one side, one worker's data link on the other. Times in seconds."""
+
+    run_dir: Annotated[str, Meta(description="directory of the sockets, mode 0700")]
+    model: Annotated[str, Meta(description="a Hugging Face folder, a .gguf file, or `demo`")] = (
+        "demo"
+    )
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Meta(description="names that requests may use; the first is shown; default: from the path"),
+    ] = ()
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    ] = 8000
+    cache_secret_file: Annotated[
+        str | None,
+        Meta(description="file with the secret behind tenants' cache salts; default: a random one"),
+    ] = None
+    ttft_slo_s: Annotated[
+        Positive | None, Meta(description="objective for the time to the first token")
+    ] = None
+    tbt_slo_s: Annotated[
+        Positive | None, Meta(description="objective for the time between tokens")
+    ] = None
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, description="bytes of a request's body at most")
+    ] = 4 << 20
+    body_timeout_s: Annotated[
+        float, Meta(gt=0, description="until a request's body has arrived")
+    ] = 30.0
+    tokenizer_threads: Annotated[
+        int, Meta(ge=1, le=64, description="prompts that are tokenized at the same time")
+    ] = 2
+    tokenizer_queue: Annotated[
+        int, Meta(ge=0, description="prompts that wait to be tokenized at most")
+    ] = 256
+    tokenizer_timeout_s: Annotated[
+        float, Meta(gt=0, description="until a prompt is rendered and tokenized")
+    ] = 30.0
+    keep_alive_s: Annotated[
+        float, Meta(gt=0, description="silence of a stream after which a comment is sent")
+    ] = 10.0
+    write_stall_s: Annotated[
+        float, Meta(gt=0, description="until a client that does not read is dropped")
+    ] = 30.0
+    stall_s: Annotated[
+        float, Meta(gt=0, description="without progress of the worker until not ready")
+    ] = 10.0
+    worker_wait_s: Annotated[
+        float, Meta(gt=0, description="how long running requests wait for a worker that has gone")
+    ] = 60.0
+    drain_timeout_s: Annotated[
+        float, Meta(ge=0, description="after SIGTERM, for running requests to finish")
+    ] = 30.0
+    ready_fd: ReadyFd | None = None
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
