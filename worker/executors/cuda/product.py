@@ -69,7 +69,8 @@ def make_products(
     except (BuildError, GemmError, OSError) as error:
         note = f"products are planned for the whole device, whatever the partition ({error})"
         return (TorchProduct(), TorchProduct()), (note,)
-    plans = GemmPlans(library, _store(library))
+    remainders = {pair.decode.sms for pair in table.pairs if pair.decode.context is not None}
+    plans = GemmPlans(library, _store(library), remainders)
     prefill, decode = Gemm(plans, device), Gemm(plans, device)
     layer = model.weights.layers[0]
     matrices = (layer.qkv, layer.o, layer.gate_up, layer.down, model.weights.lm_head)

@@ -1,9 +1,9 @@
 """Compile what the CUDA executor brings in source form, and let flashinfer compile with our header.
 
 Two small host libraries (the SM-count cell, the cuBLASLt shim) are compiled once with the host
-compiler into a cache directory, named by a hash of source and command. flashinfer's own kernels are
-compiled by flashinfer at first use; `environment` gives the variables that make it include
-sm_count.h, and a cache apart from that of other programs, whose modules do not know about partitions.
+compiler into a cache directory, named by a hash of source and command. flashinfer's own kernels
+are compiled by flashinfer at first use; `environment` gives the variables that make it include
+sm_count.h, and a cache apart from that of other programs, whose modules know nothing of partitions.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
     Flags that the operator has set stay, ours are appended once. A prebuilt module (`data/aot`, or
     the package flashinfer-jit-cache) takes precedence over what is compiled here; the executor
-    finds out by probing a plan (attention.verify_aware), not by looking at files.
+    finds out by probing a plan (verify.py), not by looking at files.
     """
     flag = f"-include {SOURCES / 'sm_count.h'}"
     flags = os.environ.get("FLASHINFER_EXTRA_CUDAFLAGS", "")
@@ -67,7 +67,7 @@ def gemm_library(include_dirs: list[Path]) -> Path:
 
 
 def _compile(name: str, source: Path, flags: list[str]) -> Path:
-    """Compile `source` to a shared library in the cache; undefined symbols bind when it is loaded."""
+    """Compile `source` to a library in the cache; undefined symbols bind when it is loaded."""
     compiler = os.environ.get("CXX" if source.suffix == ".cpp" else "CC") or (
         "c++" if source.suffix == ".cpp" else "cc"
     )

@@ -1,10 +1,10 @@
 """Linear layers on a partition: cuBLASLt told how many SMs it has (MuxWise 3.2.1's missing half).
 
-torch's matmul lets cuBLAS plan a persistent grid for the whole GPU: on 112 of 132 SMs that costs 4 to
-40 %. Here each product is planned for the partition's SM count, the algorithm is chosen before the
-first launch and kept (gemm_plans.py), and a launch neither allocates workspace nor asks a heuristic,
-so that it can be captured in a CUDA graph. Each lane has its own `Gemm`, because split-K algorithms
-write to its workspace: two lanes through one workspace would corrupt each other (cf. hazard H10).
+torch's matmul lets cuBLAS plan a persistent grid for the whole GPU: on 112 of 132 SMs that costs
+4 to 40 %. Here each product is planned for the partition's SM count, the algorithm is chosen before
+the first launch and kept (gemm_plans.py), and a launch neither allocates workspace nor asks a
+heuristic, so that it can be captured in a CUDA graph. Each lane has its own `Gemm`, because split-K
+algorithms write to its workspace: two lanes through one workspace would corrupt each other.
 """
 
 import logging
@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from worker.executors.cuda.kernels.gemm_library import GemmError, GemmLibrary, Shape
+from worker.executors.cuda.kernels.gemm_library import (
+    Candidate,
+    GemmError,
+    GemmLibrary,
+    Shape,
+)
 from worker.executors.cuda.kernels.gemm_plans import (
     M_BUCKETS,
     GemmChoice,
@@ -32,26 +37,43 @@ Progress = Callable[[int, int], None]
 """Called with (done, all)."""
 
 
-class GemmPlans:
-    """The plans of one process, shared by its lanes: (rows' bucket, n, k, SMs, bias) to a plan."""
+SMALL_CLUSTERS = frozenset({0, 2, 3, 5})
+"""cuBLASLt's numbers of the cluster shapes auto, 1x1, 2x1 and 1x2: they fit any group of SMs."""
 
-    def __init__(self, library: GemmLibrary, store: GemmStore) -> None:
+OFFERS = 16
+"""Candidates asked of the heuristic, for one SM target."""
+
+
+class GemmPlans:
+    """The plans of one process, shared by its lanes: (rows' bucket, n, k, SMs, bias) to a plan.
+
+    `remainders` are the SM counts of partitions that are what a split left over. Not all of their
+    SMs form clusters, which the heuristic does not know: told such a count it picks clusters of
+    four or eight that leave SMs idle (64 rows on 20 SMs: less than half of the best).
+    """
+
+    def __init__(self, library: GemmLibrary, store: GemmStore, remainders: Iterable[int]) -> None:
         self.library = library
         self.store = store
+        self.remainders = frozenset(remainders)
         self.addresses: dict[tuple[int, int, int, int, bool], int] = {}
 
     def add(self, key: GemmKey) -> int:
-        """Plan `key` by the kept choice if it is still valid, else by the first heuristic.
+        """Plan `key` by the kept choice if it is still valid, else by the heuristic.
 
         Raises GemmError when cuBLASLt knows no algorithm for it.
         """
         index = (key.m, key.n, key.k, key.sm_count, key.bias)
         if index not in self.addresses:
-            choice = self._valid_choice(key) or self._first_heuristic(key)
-            self.install(key, choice)
+            self.install(key, self._valid_choice(key) or self.by_heuristic(key))
         return self.addresses[index]
 
     def install(self, key: GemmKey, choice: GemmChoice) -> None:
+        """Use `choice` for `key`, and keep it on disk at the next save."""
+        self.use(key, choice)
+        self.store.put(key, choice)
+
+    def use(self, key: GemmKey, choice: GemmChoice) -> None:
         """Use `choice` for `key` from the next launch on. A graph captured before keeps the old."""
         index = (key.m, key.n, key.k, key.sm_count, key.bias)
         shape = Shape(key.m, key.n, key.k, key.bias, choice.sm_target)
@@ -60,7 +82,6 @@ class GemmPlans:
         self.addresses[index] = plan
         if previous is not None:
             self.library.drop_plan(previous)
-        self.store.put(key, choice)
 
     def _valid_choice(self, key: GemmKey) -> GemmChoice | None:
         choice = self.store.get(key)
@@ -74,12 +95,28 @@ class GemmPlans:
         self.store.drop(key)
         return None
 
-    def _first_heuristic(self, key: GemmKey) -> GemmChoice:
-        shape = Shape(key.m, key.n, key.k, key.bias, key.sm_count)
-        found = self.library.candidates(shape, WORKSPACE_BYTES, 1)
+    def by_heuristic(self, key: GemmKey) -> GemmChoice:
+        """Return what is best without timing anything.
+
+        On a first group: the heuristic's first, told the SM count. On a remainder: the first with
+        small clusters that it offers for the whole device, launched for the SM count.
+        """
+        on_remainder = key.sm_count in self.remainders
+        target = 0 if on_remainder else key.sm_count
+        found = [offer.algorithm for offer in self.offers(key, target)]
         if not found:
             raise GemmError(f"cuBLASLt has no algorithm for {key.text()}")
-        return GemmChoice(found[0].algorithm.hex(), key.sm_count, "heuristic")
+        best = next((a for a in found if self.fits(a)), found[0]) if on_remainder else found[0]
+        return GemmChoice(best.hex(), key.sm_count, "heuristic")
+
+    def offers(self, key: GemmKey, target: int) -> list[Candidate]:
+        """Return what the heuristic offers for `key` when told `target` SMs (0: nothing)."""
+        shape = Shape(key.m, key.n, key.k, key.bias, target)
+        return self.library.candidates(shape, WORKSPACE_BYTES, OFFERS)
+
+    def fits(self, algorithm: bytes) -> bool:
+        """Return whether the algorithm's clusters fit any group of SMs."""
+        return self.library.describe(algorithm)["cluster"] in SMALL_CLUSTERS
 
 
 class Gemm:
@@ -110,7 +147,7 @@ class Gemm:
         progress: Progress,
         bias: Iterable[bool] = (False,),
     ) -> None:
-        """Plan every (n, k) of `shapes` for every SM count and bucket, and keep the choices on disk.
+        """Plan every (n, k) of `shapes` for every SM count and bucket; keep the choices on disk.
 
         Nothing is timed here (gemm_search does that). Raises GemmError for an impossible shape.
         """
@@ -135,10 +172,10 @@ class Gemm:
         sm_count: int,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return x · weightᵀ (+ bias): bf16 [m, k] and contiguous [n, k] to [m, n], on the current stream.
+        """Return x · weightᵀ (+ bias) on the current stream: bf16 [m, k], [n, k] to [m, n].
 
-        Rows of x (and `out`) may be strided; row starts are 16-byte aligned. `sm_count` is that of
-        the partition that the current stream belongs to.
+        `weight` is contiguous; rows of x (and `out`) may be strided, and start at multiples of
+        16 bytes. `sm_count` is that of the partition that the current stream belongs to.
         """
         m, k = x.shape
         n = weight.shape[0]

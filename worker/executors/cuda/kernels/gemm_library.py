@@ -1,10 +1,11 @@
-"""The cuBLASLt shim (gemm.cpp) as Python sees it: one function per C function, errors as exceptions."""
+"""The cuBLASLt shim (gemm.cpp) as Python sees it: one method per C function, errors raised."""
 
 import ctypes
 import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,19 +15,19 @@ MAX_CANDIDATES = 128
 
 _INT, _SIZE, _POINTER = ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
 _OUT_POINTER = ctypes.POINTER(ctypes.c_void_p)
+_OUT_SIZE, _OUT_INT = ctypes.POINTER(_SIZE), ctypes.POINTER(ctypes.c_int)
+_SHAPE = (_INT, _INT, _INT, ctypes.c_int, ctypes.c_int)
 
-_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "version": (_SIZE, []),
     "open": (ctypes.c_int, [_OUT_POINTER]),
     "candidates": (
         ctypes.c_int,
-        [_POINTER, _INT, _INT, _INT, ctypes.c_int, ctypes.c_int, _SIZE, ctypes.c_int]
-        + [ctypes.c_char_p, ctypes.POINTER(_SIZE), ctypes.POINTER(ctypes.c_int)],
+        [_POINTER, *_SHAPE, _SIZE, ctypes.c_int, ctypes.c_char_p, _OUT_SIZE, _OUT_INT],
     ),
     "check": (
         ctypes.c_int,
-        [_POINTER, _INT, _INT, _INT, ctypes.c_int, ctypes.c_int]
-        + [ctypes.c_char_p, ctypes.POINTER(_SIZE)],
+        [_POINTER, *_SHAPE, ctypes.c_char_p, _OUT_SIZE],
     ),
     "describe": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]),
     "plan": (
@@ -155,7 +156,7 @@ def open_library() -> GemmLibrary:
 
 
 def _include_dirs(major: str) -> list[Path]:
-    """Return where the CUDA headers may lie: those of torch's own libraries first, the same version."""
+    """Return where the CUDA headers may lie: first those of the libraries that torch uses."""
     packages = Path(torch.__file__).parent.parent / "nvidia" / f"cu{major}" / "include"
     home = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "include"
     return [path for path in (packages, home) if path.is_dir()]

@@ -1,10 +1,10 @@
 """Which cuBLASLt algorithm multiplies which shape on how many SMs, kept on disk between runs.
 
 Pure data, apart from the device, so that keys, buckets and the file's treatment are tested without
-one. An algorithm is 64 opaque bytes that only the same cuBLASLt understands, and it was chosen for one
-GPU and driver: all three are in the file's name. A partition is known by its SM count, which is
-unambiguous while prefill and decode sides differ in size (they do in the default table). What is read
-back is validated by cuBLASLt before use, so a damaged or foreign file costs a warning, nothing else.
+one. An algorithm is 64 opaque bytes that only the same cuBLASLt understands, and it was chosen for
+one GPU and driver: all three are in the file's name. A partition is known by its SM count, which is
+unambiguous while prefill and decode sides differ in size (they do in the default table). What is
+read back is validated by cuBLASLt before use: a damaged file costs a warning, nothing else.
 """
 
 import json
@@ -101,7 +101,7 @@ class GemmStore:
         self._dirty |= self._choices.pop(key.text(), None) is not None
 
     def save(self) -> None:
-        """Write the file if anything changed; a failure is logged, for the cache is a convenience."""
+        """Write the file if anything changed. A failure is logged: the cache is a convenience."""
         if not self._dirty:
             return
         content = {

@@ -1,8 +1,8 @@
 """Merge attention over pieces of a context into attention over the whole.
 
 Softmax over a union of keys is the average of the softmaxes over its parts, weighted by their
-exponentiated log-sum-exps (the state merge of FlashInfer and of flash decoding). flashinfer's own merge
-wants all pieces of a row side by side; ours gathers them from where the batched kernel left them.
+exponentiated log-sum-exps (the state merge of FlashInfer and of flash decoding). flashinfer's own
+merge wants all pieces of a row side by side; ours gathers them from where the kernel left them.
 """
 
 import torch
@@ -66,6 +66,4 @@ def merge_pieces(
     block = min(8, triton.next_power_of_2(heads))
     grid = (rows, triton.cdiv(heads, block))
     with torch.cuda.device(out.device):
-        _merge[grid](
-            *tail, *partial, *index, out, HEADS=heads, DIM=dim, BLOCK=block, num_warps=4
-        )
+        _merge[grid](*tail, *partial, *index, out, HEADS=heads, DIM=dim, BLOCK=block, num_warps=4)

@@ -2,9 +2,9 @@
 and each launch.
 
 One cell for all flashinfer modules (sm_count.h says why): a write costs well under a microsecond.
-It is process-wide, so plans and launches come from one thread, as the executor's do. A plan and its
-launches must see the same count: a persistent kernel launched with more CTAs than were planned reads
-past its plan. `planned_for` is therefore used around both.
+It is process-wide, so plans and launches come from one thread, as the executor's do. A plan and
+its launches must see the same count: a persistent kernel launched with more CTAs than were planned
+reads past its plan. `planned_for` is therefore used around both.
 """
 
 import ctypes

@@ -1,12 +1,12 @@
 """Find out whether the attention kernels that were loaded know about partitions.
 
-A prebuilt flashinfer module takes precedence over one compiled with our header and would silently plan
-for the whole GPU. Looking at files cannot exclude that; asking for a plan can.
+A prebuilt flashinfer module takes precedence over one compiled with our header and would silently
+plan for the whole GPU. Looking at files cannot exclude that; asking for a plan can.
 """
 
 import torch
 
-from worker.executors.cuda.kernels.attention_choice import Heads
+from worker.executors.cuda.kernels.attention_choice import HeadShape
 from worker.executors.cuda.kernels.sm_count import planned_for
 
 _PADDED_BATCH = 0
@@ -16,7 +16,7 @@ _FEW = 16
 """SMs: the smallest partition that Tandem makes."""
 
 
-def plans_for_partition(heads: Heads, device: torch.device) -> bool:
+def plans_for_partition(heads: HeadShape, device: torch.device) -> bool:
     """Return whether an attention plan for few SMs differs from one for the whole device.
 
     In graph mode the planner sizes its grid by twice the SM count, divided by the key heads, for a
