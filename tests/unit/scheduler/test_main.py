@@ -19,10 +19,11 @@ from protocol.control_link import (
 from protocol.endpoint import Endpoint, Received
 from protocol.ids import Epoch
 from protocol.lifecycle import EXIT_CONFIG, Ready, Reporter, Stage, Stopped, parse_report
+from protocol.link import LINK
 from protocol.pump import pump
 from protocol.transport.zeromq import bind
 from scheduler.core import Exit
-from scheduler.main import LINK, build, main, serve
+from scheduler.main import build, main, serve
 from scheduler.settings import SchedulerSettings
 from tests.unit.scheduler.world import decoding, queued, snapshot
 

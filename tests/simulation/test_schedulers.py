@@ -1,0 +1,104 @@
+"""Every policy on the real worker core over a simulated device, in virtual time."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.core import Stage
+from tests.simulation.scheduled import (
+    H200,
+    TWO_CORES,
+    System,
+    percentile,
+    random_requests,
+)
+
+POLICIES = ["chunked", "muxwise", "prefill_first"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("table", [H200, TWO_CORES, H200[:1]], ids=["h200", "2cores", "whole"])
+def test_fifty_random_requests_all_finish_with_the_right_tokens(policy, table):
+    system = System(table)
+    random_requests(system, seed=1, count=50, over_s=1.0, longest=600)
+    system.scheduler(0.0, policy)
+    system.run()
+    system.check_outputs()
+    assert system.rejected == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pool_that_is_too_small_for_all_slows_down_and_loses_nobody(policy):
+    system = System(pages=100, max_num_seqs=8)
+    random_requests(system, seed=2, count=40, over_s=0.5, longest=700)
+    system.scheduler(0.0, policy)
+    system.run()
+    system.check_outputs()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.03])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_plans_that_arrive_at_once_or_late_do_no_harm(policy, delay_s):
+    system = System(delay_s=delay_s)
+    random_requests(system, seed=3, count=30, over_s=1.0, longest=700)
+    system.scheduler(0.0, policy)
+    system.run()
+    system.check_outputs()
+
+
+def test_schedulers_take_over_from_each_other_under_load():
+    system = System()
+    random_requests(system, seed=4, count=60, over_s=3.0, longest=1000)
+    peers = [system.scheduler(0.15 * i, POLICIES[i % 3]) for i in range(20)]
+    system.run()
+    system.check_outputs()
+    *before, last = peers
+    assert all(system.exits[peer].fenced for peer in before)
+    assert last not in system.exits
+    assert system.schedulers[last].stage is Stage.ACTING
+
+
+@given(st.integers(0, 2**32), st.floats(0, 0.05), st.integers(90, 1000), st.integers(1, 24))
+@settings(max_examples=15, deadline=None)
+def test_whatever_the_load_and_the_delay_all_requests_finish(seed, delay_s, pages, rows):
+    system = System(pages=pages, max_num_seqs=rows, delay_s=delay_s)
+    random_requests(system, seed, count=20, over_s=0.6, longest=700)
+    for index in range(6):
+        system.scheduler(0.1 * index, POLICIES[(seed + index) % 3])
+    system.run()
+    system.check_outputs()
+
+
+def steady(policy, *options, tbt_s=0.05):
+    """Return the gaps of 16 long streams while prompts of 4,000 tokens keep coming."""
+    system = System(pages=6000, checked=False)
+    for i in range(16):
+        system.request(0.0, [10 + i] * 200, max_tokens=150, ignore_eos=True)
+    for i in range(16):
+        system.request(0.3 + 0.15 * i, [10 + i] * 4000, max_tokens=4, ignore_eos=True)
+    system.scheduler(0.0, policy, *options, tbt_s=tbt_s)
+    system.run()
+    system.check_outputs()
+    return system
+
+
+def test_muxwise_keeps_the_objective_where_prefill_first_misses_it():
+    mux, first = steady("muxwise", tbt_s=0.04), steady("prefill_first", tbt_s=0.04)
+    assert percentile(mux.gaps(), 0.99) <= 0.04
+    assert percentile(first.gaps(), 0.99) > 0.08
+
+
+def test_a_tighter_objective_gives_decode_more_and_prefill_less():
+    loose, tight = steady("muxwise", tbt_s=0.06), steady("muxwise", tbt_s=0.012)
+    assert percentile(tight.gaps(), 0.5) < percentile(loose.gaps(), 0.5)
+    assert percentile(tight.first_tokens(), 0.9) > percentile(loose.first_tokens(), 0.9)
+
+
+def test_a_smaller_budget_makes_shorter_iterations():
+    small, large = (steady("chunked", f"token_budget={budget}") for budget in (128, 1024))
+    assert percentile(small.gaps(), 0.99) < percentile(large.gaps(), 0.99)
+
+
+def test_plans_are_few():
+    system = steady("muxwise")
+    assert len(system.plans) < 6 * len(system.clients)
