@@ -239,7 +239,6 @@ class Link:
 
     def _end_pairing(self, now: float) -> None:
         self._session = self._sessions()
-        self._replaced = []  # they answered the old session, which already makes them stale
         self._start_pairing(0)
         self._beat_at = now
         self._statistics.downs += 1

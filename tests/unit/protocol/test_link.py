@@ -11,9 +11,9 @@ from protocol.link import Link, LinkConfig, LinkStatistics, Signal
 CONFIG = LinkConfig(window=4, heartbeat_s=0.1, silence_s=1.0)
 
 
-def make_link(first_session: int = 100, now: float = 0.0) -> Link:
+def make_link(first_session: int = 100, now: float = 0.0, config: LinkConfig = CONFIG) -> Link:
     sessions = count(first_session)
-    return Link(CONFIG, lambda: next(sessions), LinkStatistics(), now)
+    return Link(config, lambda: next(sessions), LinkStatistics(), now)
 
 
 def beat(link: Link, now: float) -> Frame:
@@ -28,8 +28,8 @@ def from_peer(**changes) -> Frame:
     return replace(plain, **changes)
 
 
-def paired(now: float = 0.0) -> Link:
-    link = make_link(now=now)
+def paired(config: LinkConfig = CONFIG) -> Link:
+    link = make_link(config=config)
     assert link.receive(from_peer()) == ([Signal.UP], None)
     return link
 
@@ -105,7 +105,7 @@ def test_what_is_received_is_acknowledged_before_the_peer_runs_out_of_credit():
 
 
 def test_a_gap_is_lost_then_the_payload_and_is_told_the_peer_at_once():
-    link = paired()
+    link = paired(LinkConfig(window=1000, heartbeat_s=0.1, silence_s=1.0))
     beat(link, 0.0)
     assert link.receive(from_peer(number=3, payload=b"x")) == ([Signal.LOST], b"x")
     assert beat(link, 0.01).losses == 1

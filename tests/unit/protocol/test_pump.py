@@ -115,6 +115,8 @@ async def test_links_beat_without_any_traffic(endpoints):
 async def test_a_consumer_that_never_waits_does_not_starve_other_tasks(endpoints):
     binder, client = endpoints
     bring_up(binder, client)
+    for n in range(600):
+        assert binder.send(Note("w", n), FROZEN, b"gw-1")
     turns = 0
 
     async def other() -> None:
@@ -123,18 +125,31 @@ async def test_a_consumer_that_never_waits_does_not_starve_other_tasks(endpoints
             turns += 1
             await asyncio.sleep(0)
 
-    tasks = [asyncio.create_task(other()), asyncio.create_task(echo(binder, lambda: FROZEN))]
-    client.send(Note("gw", 0), FROZEN)
+    task = asyncio.create_task(other())
     heard = 0
     async with aclosing(pump(client, lambda: FROZEN)) as events:
         async for event in events:
             heard += 1
-            if heard == 200:
+            if heard == 600:
                 break
             client.send(event.message, FROZEN)
-    assert turns >= 100
-    for task in tasks:
-        task.cancel()
+    assert turns >= 2  # one for each poll that was full
+    task.cancel()
+
+
+async def test_an_idle_pump_does_not_spin(endpoints, monkeypatch):
+    binder, client = endpoints
+    bring_up(binder, client)
+    polls = []
+    poll = client.poll
+    monkeypatch.setattr(client, "poll", lambda now: polls.append(now) or poll(now))
+    waiting = asyncio.ensure_future(anext(pump(client, lambda: FROZEN)))
+    await asyncio.sleep(0)
+    client.send(Note("gw", 0), FROZEN)
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert 2 <= len(polls) < 50
+    waiting.cancel()
 
 
 async def test_after_it_is_closed_the_descriptor_and_the_endpoint_are_free(endpoints):
