@@ -65,7 +65,7 @@ class GgufSource:
         """Map the file. Raises LoadError when it is broken, UnsupportedModelError."""
         try:
             reader = gguf.GGUFReader(path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LookupError) as error:
             raise LoadError(f"{path} cannot be read: {error}") from error
         self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
         embedding = self._tensors.get("token_embd.weight")
