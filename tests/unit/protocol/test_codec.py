@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.codec import MAX_ELEMENTS, MAX_MESSAGE_BYTES, Codec, Malformed, encode
+from protocol.codec import MAX_ELEMENTS, MAX_FIELDS, MAX_MESSAGE_BYTES, Codec, Malformed, encode
 from protocol.control_link import ControlToWorker, QuantumDone, ToScheduler
 from protocol.data_link import (
     Hello,
@@ -142,10 +142,16 @@ def test_pickles_are_malformed_and_not_run(tmp_path):
         {"gateway": "gw-1", "version": 1},
         [HELLO],
         {1: 2},
+        HELLO | {"more": {1: 2}},
     ],
 )
 def test_wrong_types_ranges_and_tags_are_malformed(plain):
     refuses(msgpack.packb(plain))
+
+
+def test_text_where_bytes_belong_is_malformed():
+    sample = next(m for m in SAMPLES if isinstance(m, Submit))
+    refuses(msgpack.packb(msgpack.unpackb(encode(sample)) | {"token_ids": "AAAA"}))
 
 
 def test_bytes_after_the_message_and_bad_unicode_are_malformed():
@@ -191,6 +197,12 @@ def test_an_array_over_the_limit_is_refused():
     assert isinstance(
         TO_WORKER.decode(msgpack.packb({"type": "Resync", "requests": rows[:-1]})), Resync
     )
+
+
+def test_a_map_over_the_limit_is_refused():
+    more = {str(number): None for number in range(MAX_FIELDS - len(HELLO))}
+    assert TO_WORKER.decode(msgpack.packb(HELLO | more)) == Hello(gateway="gw-1", version=1)
+    refuses(msgpack.packb(HELLO | more | {"one too many": None}))
 
 
 def test_a_header_that_claims_billions_of_elements_allocates_next_to_nothing():
