@@ -57,7 +57,7 @@ def _largest(keys: Tensor, weights: Tensor | None, wanted: Tensor) -> Tensor:
     high = torch.full_like(low, 2**31)
     for _ in range(_PASSES):
         middle = (low + high) >> 1
-        above = keys >= middle
+        above = keys >= middle.to(torch.int32)
         total = above.sum(-1) if weights is None else (weights * above).sum(-1)
         enough = (total >= wanted)[:, None]
         low = torch.where(enough, middle, low)
