@@ -73,6 +73,11 @@ def test_more_sms_never_make_a_batch_slower() -> None:
         assert seconds == sorted(seconds, reverse=True)
 
 
+def test_a_head_that_fa3_is_not_built_for_goes_to_fa2() -> None:
+    odd = prefill_backend([(8192, 65536)], 112, HeadShape(32, 8, 80), H200_COSTS, 8192)
+    assert (odd.kernel, odd.split) == ("fa2", False)
+
+
 def test_a_smaller_head_takes_less_time() -> None:
     small = prefill_backend([(8192, 0)], 112, HeadShape(32, 8, 64), H200_COSTS, 0)
     assert small.seconds < choose((8192, 0), sms=112).seconds

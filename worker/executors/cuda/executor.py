@@ -29,7 +29,7 @@ from worker.executors.cuda.lane import LaneQueue, completions
 from worker.executors.cuda.ops import CudaOps
 from worker.executors.cuda.partitions import PartitionTable, make_table
 from worker.executors.cuda.pool import KvPool, MemoryPlan, make_pool, page_bytes
-from worker.executors.cuda.prefill import PrefillLane
+from worker.executors.cuda.prefill import PARTIAL_ROWS, PrefillLane
 from worker.executors.cuda.product import Product, make_products
 from worker.executors.cuda.slots import Slots
 from worker.models.rope import rope_table
@@ -126,17 +126,19 @@ class CudaExecutor:
         )
         self._prefill_queue = LaneQueue(Lane.PREFILL, self._table)
         self._decode_queue = LaneQueue(Lane.DECODE, self._table)
-        prefill_ops = self._make_ops(rotary, products[0], plans=1)
-        decode_ops = self._make_ops(rotary, products[1], plans=2)
+        prefill_ops = self._make_ops(rotary, products[0], 2, PARTIAL_ROWS)
+        decode_ops = self._make_ops(rotary, products[1], 2, 0)
         common = (self._model, config)
         self._prefill = PrefillLane(*common, prefill_ops, self._slots, self._prefill_queue)
         self._decode = DecodeLane(*common, decode_ops, self._slots, self._decode_queue)
         self._ops = (prefill_ops, decode_ops)
 
-    def _make_ops(self, rotary: torch.Tensor, product: Product, plans: int) -> CudaOps:
+    def _make_ops(
+        self, rotary: torch.Tensor, product: Product, plans: int, partial_rows: int
+    ) -> CudaOps:
         shape, config = self._model.config, self._config
         heads = Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        attention = Attention(heads, config.page_size, self._device, plans)
+        attention = Attention(heads, config.page_size, self._device, plans, partial_rows)
         ops = CudaOps(
             self._model,
             rotary,

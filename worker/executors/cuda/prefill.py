@@ -7,13 +7,20 @@ buffers while the same batch goes on, and is copied aside only when another batc
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.executors.base import PrefillQuantum
-from worker.executors.cuda.attention import INT_WORKSPACE, DevicePages, Plan, kernel_for
+from worker.executors.cuda.attention import INT_WORKSPACE, DevicePages, Plan
 from worker.executors.cuda.config import CudaConfig
+from worker.executors.cuda.kernels.attention_choice import (
+    H200_COSTS,
+    HeadShape,
+    prefill_backend,
+)
 from worker.executors.cuda.kernels.sm_count import planned_for
+from worker.executors.cuda.kernels.split import Split, cut
 from worker.executors.cuda.lane import LaneQueue, Launched
 from worker.executors.cuda.layout import Pages, Tokens, flatten, page_rows
 from worker.executors.cuda.ops import CudaOps, Placement, Segment
@@ -22,6 +29,9 @@ from worker.executors.cuda.slots import Slots
 from worker.executors.cuda.staging import HostBuffers, pack, packed_size, pinned
 from worker.models.decoder import logits, run_layers
 from worker.models.weights import Model
+
+PARTIAL_ROWS = 4096
+"""Query rows of all pieces of a batch whose reused context is cut (67 MB for Llama-3.1-8B)."""
 
 
 @dataclass(slots=True)
@@ -151,20 +161,49 @@ class PrefillLane:
     def _plan(self, batch: Batch, work: Launched) -> Plan:
         """Plan the batch's attention, unless it was the last one planned, for as many SMs."""
         if batch.plan is None or batch.planned_sms != work.side.sms:
-            rows = len(batch.tokens.lengths)
-            kernel = kernel_for(len(batch.tokens.ids), rows, self._model.config.head_dim)
-            batch.plan = self._ops.attention.plan(
-                kernel,
-                batch.tokens.indptr,
-                batch.pages,
-                batch.on_device,
-                work.stage(self._plans),
-            )
+            batch.plan = self._plan_for(batch, work)
             batch.planned_sms = work.side.sms
             for other in self._batches.values():
                 if other is not batch:
                     other.plan = None  # the workspace now holds this batch's
         return batch.plan
+
+    def _plan_for(self, batch: Batch, work: Launched) -> Plan:
+        """Choose how this batch attends on the side's SMs, and cut it into work."""
+        config, attention = self._model.config, self._ops.attention
+        new = np.diff(batch.tokens.indptr)
+        reused = batch.tokens.lengths - new
+        rows = list(zip(new.tolist(), reused.tolist(), strict=True))
+        heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
+        room = PARTIAL_ROWS if len(batch.tokens.ids) <= PARTIAL_ROWS else 0
+        choice = prefill_backend(rows, work.side.sms, heads, H200_COSTS, room)
+        split = cut(
+            new.tolist(),
+            reused.tolist(),
+            choice.pieces,
+            batch.pages.indptr,
+            self._config.page_size,
+        )
+        if split is None:
+            return attention.plan(
+                choice.kernel,
+                batch.tokens.indptr,
+                batch.pages,
+                batch.on_device,
+                work.stage(self._plans),
+            )
+        staged = (work.stage(self._plans), work.stage(self._plans))
+        return attention.plan_split(split, batch.on_device, staged, self._upload(split, work))
+
+    def _upload(self, split: Split, work: Launched) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Bring to the device where a split's partial rows come from and go to."""
+        arrays = [split.gather, split.first, split.step, split.count]
+        size = packed_size(arrays)
+        host = work.stage(HostBuffers(lambda: pinned(size, torch.int32, self._device)))
+        (a, n), (b, rows), (c, _), (d, _) = pack(arrays, host)
+        index = self._empty((size,), torch.int32)
+        index.copy_(host, non_blocking=True)
+        return index[a : a + n], index[b : b + rows], index[c : c + rows], index[d : d + rows]
 
     def _run(self, batch: Batch, layer_end: int, plan: Plan, side: Side) -> None:
         segment = Segment(0, len(batch.tokens.ids), plan)

@@ -19,6 +19,9 @@ from typing import Literal
 TILE = 128
 """Queries of a tile: of one head (FA3), or packed over a key head's group (FA2)."""
 
+FA3_DIMS = (64, 128, 256)
+"""Head dimensions that FA3 is built for."""
+
 PIECE_KEYS = (32768, 16384, 8192, 4096, 2048)
 """Lengths of a piece that are tried, in tokens."""
 
@@ -92,10 +95,11 @@ def prefill_backend(
     if not rows or sm_count < 1 or any(new < 1 or reused < 0 for new, reused in rows):
         raise ValueError(f"rows of (new ≥ 1, reused ≥ 0) on ≥ 1 SM, got {rows!r} on {sm_count}")
     whole = (0,) * len(rows)
-    choices = [
-        AttentionChoice("fa3", whole, _fa3_seconds(rows, whole, sm_count, heads, costs)),
-        AttentionChoice("fa2", whole, _fa2_seconds(rows, sm_count, heads, costs)),
-    ]
+    fa2 = AttentionChoice("fa2", whole, _fa2_seconds(rows, sm_count, heads, costs))
+    if heads.dim not in FA3_DIMS:
+        return fa2
+    fa3 = AttentionChoice("fa3", whole, _fa3_seconds(rows, whole, sm_count, heads, costs))
+    choices = [fa3, fa2]
     for length in PIECE_KEYS:
         pieces = tuple(reused // length if reused >= 2 * length else 0 for _, reused in rows)
         partial_rows = sum(new * count for (new, _), count in zip(rows, pieces, strict=True))
