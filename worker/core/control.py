@@ -38,8 +38,6 @@ class Control:
     ) -> None:
         self.order: Order = INITIAL
         """What the lanes follow now."""
-        self.policy = ""
-        """Name of the acting policy; empty on autopilot."""
         self.skipped = 0
         """Names in plans of requests that were not live when the plan came."""
         self._config = config
@@ -48,9 +46,15 @@ class Control:
         self._epoch = Epoch(boot, 0)
         self._holder: bytes | None = None
         """Who acts; None: autopilot."""
+        self._policy = ""
         self._given_back = True
         """Whether the newest epoch's holder has detached, or none ever attached."""
         self._plan: Plan | None = None
+
+    @property
+    def policy(self) -> str:
+        """Name of the acting policy; empty on autopilot."""
+        return self._policy if self._holder is not None else ""
 
     def on(self, peer: bytes, message: ControlToWorker, now: float) -> None:
         """Handle one message."""
@@ -89,7 +93,7 @@ class Control:
             self._fence(before)
             self._parts.outbox.observers.pop(before, None)
         self._given_back = False
-        self.policy = message.policy
+        self._policy = message.policy
         self._follow()
         self._parts.outbox.observers[peer] = None
         self._parts.outbox.control(peer, self.snapshot(peer, now))
@@ -130,7 +134,6 @@ class Control:
 
     def _let_go(self) -> None:
         self._holder = None
-        self.policy = ""
         self._follow()
 
     def _follow(self) -> None:

@@ -114,11 +114,13 @@ class DecodeLane:
         for stay in stays:
             if stay.left > 0:
                 (ready if stay.launched < stay.table.capacity else short).append(stay)
+                if len(ready) + len(short) == self._max_rows:
+                    break
         if short:
             short.sort(key=lambda stay: stay.request.age)
             ready += [stay for stay in short if stay.open and self._reserve(stay, order)]
             ready = [stay for stay in ready if stay.open]
-        return ready[: self._max_rows]
+        return ready
 
     def _reserve(self, stay: Stay, order: Order) -> bool:
         """Get a page for `stay`. False: it is retracted itself, or waits for pages to come."""
@@ -197,7 +199,6 @@ class DecodeLane:
     def complete(self, flight: Flight, completion: Completion, now: float) -> None:
         """Take the drawn tokens, and end what they end."""
         parts = self._parts
-        observed = bool(parts.outbox.observers)
         page_size = parts.memory.page_size
         push = parts.streams.push
         moved: list[Stay] = []
@@ -210,14 +211,20 @@ class DecodeLane:
             push(stay.request, drawn)
             moved.append(stay)
         done = self._complete_fused(flight, completion, moved)
-        if observed:
-            counts = tuple([progress(stay) for stay in moved])
-            work = device_work(flight, completion, now)
-            pool = pool_state(parts.memory.pool)
-            parts.outbox.publish(lambda n: StepDone(n, work, counts, pool))
-            if done:
-                first = tuple(progress(stay) for stay in done)
-                parts.outbox.publish(lambda n: PrefillDone(n, first, pool))
+        parts.outbox.publish(
+            lambda n: StepDone(
+                n,
+                device_work(flight, completion, now),
+                tuple([progress(stay) for stay in moved]),
+                pool_state(parts.memory.pool),
+            )
+        )
+        if done:
+            parts.outbox.publish(
+                lambda n: PrefillDone(
+                    n, tuple(progress(stay) for stay in done), pool_state(parts.memory.pool)
+                )
+            )
         parts.streams.flush()
 
     def _complete_fused(

@@ -170,7 +170,6 @@ class Intake:
         if live:
             self._say_again(peer, live, delivered)
         elif ended:
-            self._parts.outbox.data(peer, Accepted(ref, 0))
             self._end_again(peer, ended, delivered)
         return True
 
@@ -210,6 +209,7 @@ class Intake:
         self._tokens_again(peer, delivered, request.output, request)
 
     def _end_again(self, peer: bytes, ended: Ended, delivered: Delivered) -> None:
+        self._parts.outbox.data(peer, Accepted(ended.ref, 0))
         self._tokens_again(peer, delivered, ended.output, ended)
         self._parts.outbox.data(peer, ended.terminal)
 

@@ -7,7 +7,7 @@ next event; nothing waits.
 
 import logging
 
-from protocol.control_link import Lane
+from protocol.control_link import Lane, Snapshot
 from protocol.data_link import Credits, FailCode, Load, ModelInfo, Status
 from protocol.ids import RequestRef
 from worker.core.batch import Flight
@@ -103,6 +103,11 @@ class WorkerCore:
         return not self._table.live and self._flights.idle
 
     @property
+    def observers(self) -> list[bytes]:
+        """Schedulers that are sent events."""
+        return list(self._outbox.observers)
+
+    @property
     def referenced_pages(self) -> int:
         """Pages that requests or fences hold."""
         return self._memory.pool.referenced
@@ -123,6 +128,10 @@ class WorkerCore:
             for flight in flights:
                 refs.update((stay.request.ref, None) for stay in flight.stays)
         return list(refs)
+
+    def snapshot(self, now: float) -> Snapshot:
+        """Return what a scheduler that observes would be told now."""
+        return self._control.snapshot(b"", now)
 
     def load(self) -> Load:
         """Return the worker's state in numbers."""

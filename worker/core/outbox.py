@@ -44,10 +44,13 @@ class Outbox:
         self._effects.append(LaunchWork(work))
 
     def publish(self, build: Callable[[int], Event]) -> None:
-        """Send the event that `build` makes of its number to all who observe, if any do."""
+        """Send the event that `build` makes of its number to all who observe.
+
+        It has a number also when nobody does, so that whoever missed it sees a gap.
+        """
+        self.event += 1
         if not self.observers:
             return
-        self.event += 1
         message = build(self.event)
         for peer in self.observers:
             self._effects.append(SendControl(peer, message))

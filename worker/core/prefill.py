@@ -198,18 +198,23 @@ class PrefillLane:
         suspended = self._parks(chunk, stays, order)
         parts.groups.quantum(stays, work.layer_end, suspended=suspended)
         moved, done = self._written(chunk, completion) if flight.ends_chunk else ([], [])
-        if parts.outbox.observers:
-            refs = tuple(stay.request.ref for stay in stays)
-            counts = tuple(progress(stay) for stay in moved)
-            first = tuple(progress(stay) for stay in done)
-            measured = device_work(flight, completion, now)
-            layers = chunk.model.num_layers
-            parts.outbox.publish(
-                lambda n: QuantumDone(n, refs, work.layer_end, layers, measured, counts, suspended)
+        parts.outbox.publish(
+            lambda n: QuantumDone(
+                n,
+                tuple(stay.request.ref for stay in stays),
+                work.layer_end,
+                chunk.model.num_layers,
+                device_work(flight, completion, now),
+                tuple(progress(stay) for stay in moved),
+                suspended,
             )
-            if first:
-                pool = pool_state(parts.memory.pool)
-                parts.outbox.publish(lambda n: PrefillDone(n, first, pool))
+        )
+        if done:
+            parts.outbox.publish(
+                lambda n: PrefillDone(
+                    n, tuple(progress(stay) for stay in done), pool_state(parts.memory.pool)
+                )
+            )
         parts.streams.flush()
 
     def _written(self, chunk: Chunk, completion: Completion) -> tuple[list[Stay], list[Stay]]:

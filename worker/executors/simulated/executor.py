@@ -157,6 +157,8 @@ class SimulatedExecutor:
         error = self._fault(work) if self._fault else None
         if error is None:
             self._forward.begin(work)
+        else:
+            self._forward.fail(work)
         lane.running = _Running(work, self._now, seconds, units, error)
 
     def _end(self, name: Lane) -> None:

@@ -44,17 +44,7 @@ class FakeForward:
 
     def begin(self, work: Launch) -> None:
         """Take slot inits and tables, and read. Raises BadLaunch and KvCorruption."""
-        for init in work.inits:
-            self._slots[init.slot] = Slot(
-                init.model, init.sampling, origin(init.model), len(init.output)
-            )
-        for update in work.tables:
-            table = self._slots[update.slot].table
-            if update.first > len(table):
-                raise BadLaunch(
-                    f"slot {update.slot}: pages from {update.first} on, {len(table)} known"
-                )
-            table[update.first :] = update.pages
+        self._introduce(work)
         layers = self._models[work.model].num_layers
         if isinstance(work, DecodeBatch):
             self._check_decode(work)
@@ -67,6 +57,17 @@ class FakeForward:
             self._check_row(row)
             self._pages.read(self._slots[row.slot], row.start, end)
 
+    def fail(self, work: Launch) -> None:
+        """`work` failed: what it was to write is undefined, and so is what comes of its slots."""
+        self._introduce(work)
+        numbers = [row.slot for row in rows_of(work)]
+        if isinstance(work, DecodeBatch):
+            numbers += work.slots
+        else:
+            self._park(work)
+        for number in numbers:
+            self._slots[number].broken = True
+
     def end(self, work: Launch) -> tuple[SampledToken, ...]:
         """Write, and draw. Raises KvCorruption."""
         layers = self._models[work.model].num_layers
@@ -77,20 +78,38 @@ class FakeForward:
             span = (0, layers)
         else:
             span = (work.layer_start, work.layer_end)
-            self._parked[work.batch] = work.layer_end
-            if work.layer_end == layers:
-                del self._parked[work.batch]
+            self._park(work)
         for row in rows_of(work):
             slot = self._slots[row.slot]
-            state = self._pages.write(slot, row.start, row.token_ids, span)
+            state = 0 if slot.broken else self._pages.write(slot, row.start, row.token_ids, span)
             if span[1] == layers:
                 slot.written = row.start + len(row.token_ids)
                 if row.sample:
                     drawn.append(self._draw(row.slot, slot, state))
         return tuple(drawn)
 
+    def _introduce(self, work: Launch) -> None:
+        for init in work.inits:
+            self._slots[init.slot] = Slot(
+                init.model, init.sampling, origin(init.model), len(init.output)
+            )
+        for update in work.tables:
+            table = self._slots[update.slot].table
+            if update.first > len(table):
+                raise BadLaunch(
+                    f"slot {update.slot}: pages from {update.first} on, {len(table)} known"
+                )
+            table[update.first :] = update.pages
+
+    def _park(self, work: PrefillQuantum) -> None:
+        self._parked[work.batch] = work.layer_end
+        if work.layer_end == self._models[work.model].num_layers:
+            del self._parked[work.batch]
+
     def _step(self, number: int, position: int, layers: int) -> SampledToken:
         slot = self._slots[number]
+        if slot.broken:
+            return SampledToken(number, 0)
         assert slot.token is not None
         state = self._pages.write(slot, position, (slot.token,), (0, layers))
         slot.written = position + 1
@@ -110,6 +129,8 @@ class FakeForward:
             raise BadLaunch(f"ticket {work.ticket}: a slot has two rows")
         for number, position in zip(work.slots, work.positions, strict=True):
             slot = self._slots[number]
+            if slot.broken:
+                continue
             if slot.token is None:
                 raise BadLaunch(f"slot {number} decodes and nothing was drawn for it")
             if slot.written != position:
@@ -126,10 +147,11 @@ class FakeForward:
             raise BadLaunch(f"{tokens} tokens in a quantum, the limit is {limit}")
 
     def _check_row(self, row: PrefillRow) -> None:
-        written = self._slots[row.slot].written
+        slot = self._slots[row.slot]
+        written = slot.written
         if not row.token_ids:
             raise BadLaunch(f"slot {row.slot}: a row without tokens")
-        if written is not None and written != row.start:
+        if not slot.broken and written is not None and written != row.start:
             raise KvCorruption(f"slot {row.slot}: starts at {row.start}, {written} are written")
 
 

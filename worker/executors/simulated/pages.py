@@ -37,6 +37,8 @@ class Slot:
     """The last token drawn."""
     written: int | None = None
     """Positions written by this slot's work, all layers; None: nothing yet."""
+    broken: bool = False
+    """A launch of it failed: its reads are not verified, its writes are not done."""
 
 
 class Pages:
@@ -53,7 +55,7 @@ class Pages:
 
         Raises KvCorruption.
         """
-        if not length:
+        if not length or slot.broken:
             return slot.origin
         if not self._verify:
             return self._cell(slot, length - 1, layers).after
