@@ -25,6 +25,11 @@ log = logging.getLogger(__name__)
 GATEWAY = web.AppKey("gateway", Gateway)
 STARTED = web.AppKey("started", int)
 
+REQUEST_ID = web.RequestKey("request_id", str)
+"""Ours, unique."""
+LABEL = web.RequestKey("label", str)
+"""The client's word for its request, or ours: only for headers and logs."""
+
 CLIENT_ID = re.compile(rf"[\w.:\-]{{1,{MAX_CLIENT_ID_CHARS}}}", re.ASCII)
 
 R = TypeVar("R", bound=Request)
@@ -57,13 +62,13 @@ def build(gateway: Gateway) -> web.Application:
 async def _label(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Name the request: ours inside, the client's word for it only in headers and logs."""
     given = request.headers.get("X-Request-Id", "")
-    request["request_id"] = new_id()
-    request["label"] = given if CLIENT_ID.fullmatch(given) else request["request_id"]
+    request[REQUEST_ID] = new_id()
+    request[LABEL] = given if CLIENT_ID.fullmatch(given) else request[REQUEST_ID]
     return await handler(request)
 
 
 async def _echo_label(http: web.Request, response: web.StreamResponse) -> None:
-    response.headers["X-Request-Id"] = http.get("label", "")
+    response.headers["X-Request-Id"] = http.get(LABEL, "")
 
 
 @web.middleware
@@ -78,7 +83,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionError:
         raise  # the client has gone: there is nobody to answer
     except Exception:
-        log.exception("request failed label=%s", request.get("label"))
+        log.exception("request failed label=%s", request.get(LABEL))
         return _answer(internal())
 
 
@@ -126,7 +131,7 @@ async def _completions(http: web.Request) -> web.StreamResponse:
 
 def _about(http: web.Request, request: Request) -> Answer:
     return Answer(
-        request=http["request_id"],
+        request=http[REQUEST_ID],
         model=request.model,
         created=int(time.time()),
         streams_usage=request.include_usage,
@@ -137,7 +142,7 @@ async def _generate(
     http: web.Request, request: Request, prompt: Prompt, form: Format
 ) -> web.StreamResponse:
     gateway = http.app[GATEWAY]
-    generation = await gateway.generation(http["request_id"], request, prompt)
+    generation = await gateway.generation(http[REQUEST_ID], request, prompt)
     if not request.stream:
         return await serve.whole(generation, form)
     return await serve.stream(

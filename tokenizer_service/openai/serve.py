@@ -43,7 +43,7 @@ async def stream(
                 async with asyncio.timeout(settings.write_stall_s):
                     await response.write(data)
         except TimeoutError:
-            log.info("client does not read: dropped request=%s", http["request_id"])
+            log.info("client does not read for %g s: dropped", settings.write_stall_s)
             if http.transport is not None:
                 http.transport.abort()
             return response
