@@ -184,6 +184,23 @@ def test_top_k_and_top_p_equal_a_sort() -> None:
         assert set(kept[row].nonzero().flatten().tolist()) == set(order[row, :count].tolist())
 
 
+@pytest.mark.parametrize("spread", [0.01, 3.0])
+def test_candidates_and_bisection_find_the_same_threshold(spread: float) -> None:
+    """The flat rows need more tokens than the candidates, the others fewer."""
+    size = 4 * filters._CANDIDATES
+    values = torch.randn(6, size, generator=torch.Generator().manual_seed(8)) * spread
+    keys, probabilities = filters._ordered_keys(values), values.softmax(-1)
+    wanted = torch.linspace(0.1, 0.9, 6)
+    assert torch.equal(
+        filters._among_candidates(keys, probabilities, wanted),
+        filters._bisect(keys, probabilities, wanted),
+    )
+    counts = torch.tensor([1.0, 2.0, 1000.0, 1024.0, 1025.0, 4096.0])
+    assert torch.equal(
+        filters._among_candidates(keys, None, counts), filters._bisect(keys, None, counts)
+    )
+
+
 def test_neutral_filters_change_nothing() -> None:
     values = noise(3, 12)
     assert torch.equal(filters.keep_top_k(values, torch.zeros(3, dtype=torch.int64)), values)
