@@ -56,7 +56,7 @@ def judge_all(world: World) -> None:
         judge(world, client, "worker")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.one_of(talk, talk, wait, wait, cut, stall, restart, pause, resume), max_size=40))
 def test_everything_said_is_delivered_in_order_once_or_reported_to_both(actions):
     world = World("a", "b")
@@ -66,7 +66,7 @@ def test_everything_said_is_delivered_in_order_once_or_reported_to_both(actions)
     judge_all(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.one_of(talk, wait, cut, stall, restart, pause, resume), max_size=40))
 def test_a_healed_link_comes_to_rest(actions):
     world = World("a", "b")
@@ -76,7 +76,7 @@ def test_a_healed_link_comes_to_rest(actions):
     assert world.run(5 * CONFIG.silence_s) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.one_of(talk, talk, wait, cut), max_size=40))
 def test_each_loss_is_told_to_both_sides_and_only_once(actions):
     world = World("a", "b")
@@ -98,7 +98,7 @@ def test_each_loss_is_told_to_both_sides_and_only_once(actions):
         assert world.count(Down, client, "worker") == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.one_of(st.tuples(st.just("say"), pairs, st.integers(1, 2)), wait), max_size=40))
 def test_without_faults_and_within_the_window_nothing_is_lost(actions):
     world = World("a", "b")
