@@ -295,8 +295,7 @@ class Supervisor:
         self._note("ending: open streams are finished first")
 
     def _ended_in_drain(self, child: Child, event: Exited, reason: str) -> None:
-        clean = event.status == 0 or (event.status == -signal.SIGTERM and not child.ready)
-        if not clean:
+        if event.status != 0 and child.ready:
             self._status = self._status or 1
             self._note(f"{child.role} did not end well: {reason}")
 
@@ -315,9 +314,13 @@ class Supervisor:
     def _ask_to_end(self, child: Child, now: float) -> None:
         if child.signalled:
             return
+        child.signalled = True
+        if not child.ready:
+            # It has nothing to finish, and may not look at signals before its start is over.
+            self._effects.append(Signal(child.key, signal.SIGKILL))
+            return
         config, gateway = self._config, child.role == Role.GATEWAY
         child.must("end", config.drain_timeout_s if gateway else config.stop_timeout_s, now)
-        child.signalled = True
         self._effects.append(Signal(child.key, signal.SIGTERM))
 
     # --- time ---

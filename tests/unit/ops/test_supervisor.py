@@ -393,13 +393,17 @@ def test_the_second_signal_kills_everything_at_once() -> None:
     assert world.effects[-1] == Done(1)
 
 
-def test_a_signal_in_the_middle_of_the_start_ends_cleanly() -> None:
+def test_a_signal_in_the_middle_of_the_start_kills_what_has_nothing_to_finish() -> None:
     world = World()
-    world.on(StopAsked())
+    gateway = world.key(Role.GATEWAY)
+    world.report(gateway, Ready({}))
+    assert of(Signal, world.on(StopAsked())) == [Signal(gateway, signal.SIGTERM)]
+    effects = world.exit(gateway, 0)
     while world.running:
-        asked = [e.key for e in of(Signal, world.effects) if e.key in world.running]
-        world.exit(asked[-1], -signal.SIGTERM)  # too young to have a handler
-    assert world.effects[-1] == Done(0)
+        (ended,) = of(Signal, effects)
+        assert ended.number == signal.SIGKILL
+        effects = world.exit(ended.key, -signal.SIGKILL)
+    assert effects == [Done(0)]
 
 
 def test_nothing_is_restarted_once_the_end_has_begun() -> None:
