@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from protocol import PROTOCOL_VERSION
 from protocol.data_link import (
     Accepted,
@@ -45,7 +47,8 @@ M = TypeVar("M")
 class ScriptedWorker:
     """Binds the data link of a run directory; greets and reports by itself, the rest on order."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, vocab_size: int = MODEL.vocab_size) -> None:
+        self._model = msgspec.structs.replace(MODEL, vocab_size=vocab_size)
         self._address = f"ipc://{run_dir}/data"
         self._gateway = b""
         self._inbox: asyncio.Queue[ToWorker] = asyncio.Queue()
@@ -79,7 +82,7 @@ class ScriptedWorker:
                 Welcome(
                     boot=self._boot,
                     version=PROTOCOL_VERSION,
-                    models=(MODEL,),
+                    models=(self._model,),
                     limits=LIMITS,
                     credits=self.credits,
                 )
