@@ -206,8 +206,9 @@ def make_executor(settings: EngineSettings) -> Any:
         graph_rows=(settings.batch,),
     )
     executor = start(settings.model, Model(shape, weights), config, lambda *_: None)
-    for view in (*executor.pool.keys, *executor.pool.values):
-        view.normal_()
+    with torch.inference_mode():
+        for view in (*executor.pool.keys, *executor.pool.values):
+            view.normal_()
     torch.cuda.synchronize()
     return executor
 

@@ -20,6 +20,9 @@ from worker.executors.cuda.pool import KvPool
 from worker.executors.cuda.product import Product
 from worker.models.weights import Model
 
+ALIGN = 8
+"""Rows start at a multiple of this many elements (16 bytes), also of an odd vocabulary."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -90,12 +93,13 @@ class CudaOps:
         """Return the first `rows` rows of a role's buffer."""
         limit = self._max_logits if role[0] == "logits" else self._max_tokens
         weight = self._model.weights.embed
+        stride = -(-width // ALIGN) * ALIGN
         if rows > limit:
-            return torch.empty((rows, width), dtype=weight.dtype, device=weight.device)
+            late = torch.empty((rows, stride), dtype=weight.dtype, device=weight.device)
+            return late[:, :width]
         if role not in self._buffers:
-            self._buffers[role] = torch.empty(
-                (limit, width), dtype=weight.dtype, device=weight.device
-            )
+            made = torch.empty((limit, stride), dtype=weight.dtype, device=weight.device)
+            self._buffers[role] = made[:, :width]
         return self._buffers[role][:rows]
 
     @property
