@@ -6,7 +6,7 @@ then the leaders are timed again for longer, in turns, because small tiles win a
 the GPU's power limit holds, and because clocks drift. A choice is kept on disk (gemm_plans.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,27 +43,25 @@ class Timed:
 
 def tune(
     gemm: Gemm,
-    keys: Sequence[GemmKey],
-    weights_of: Callable[[GemmKey], Sequence[Tensor]],
-    stream_of: Callable[[GemmKey], torch.cuda.Stream],
+    wanted: Sequence[tuple[GemmKey, Sequence[Tensor], torch.cuda.Stream]],
     settings: SearchSettings,
     progress: Progress,
 ) -> int:
     """Search for every key that has no searched choice yet; return how many were searched.
 
-    `weights_of` gives the matrices that launches rotate through: those of all layers, so that no
-    cache flatters a candidate and nothing is allocated for them. Device otherwise idle. About
-    0.1 s a key, 0.4 s from `settings.large_rows` on; the choices are kept after every 64.
+    With each key come the matrices that launches rotate through (those of several layers, so that
+    no cache flatters a candidate) and the stream of its partition. The device is otherwise idle.
+    About 0.1 s a key, 0.4 s from `settings.large_rows` on; choices are saved after every 64.
     """
     searched = 0
-    for done, key in enumerate(keys, start=1):
+    for done, (key, weights, stream) in enumerate(wanted, start=1):
         kept = gemm.plans.store.get(key)
         if kept is None or kept.source != "search":
-            search(gemm, key, weights_of(key), stream_of(key), settings)
+            search(gemm, key, weights, stream, settings)
             searched += 1
             if searched % 64 == 0:
                 gemm.plans.store.save()
-        progress(done, len(keys))
+        progress(done, len(wanted))
     gemm.plans.store.save()
     return searched
 
