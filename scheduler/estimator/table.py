@@ -34,12 +34,16 @@ class Cell:
     mean: float
     at: float
     """When it was measured last, seconds."""
+    rows: float = 1.0
+    """Mean batch size of the measurements, for decode."""
     count: int = 1
 
-    def add(self, value: float, now: float) -> None:
+    def add(self, value: float, rows: float, now: float) -> None:
         """Take a measurement; the first few are averaged, so that one outlier soon drowns."""
         self.count += 1
-        self.mean += max(WEIGHT, 1 / self.count) * (value - self.mean)
+        weight = max(WEIGHT, 1 / self.count)
+        self.mean += weight * (value - self.mean)
+        self.rows += weight * (rows - self.rows)
         self.at = now
 
 
@@ -75,9 +79,10 @@ class SplitTable:
     def _take(self, work: DeviceWork, now: float) -> None:
         if work.lane is Lane.PREFILL and work.new_tokens and work.layers:
             cost = work.seconds / (work.new_tokens * work.layers)
-            _add(self.prefill, work.partition, cost, now)
+            _add(self.prefill, work.partition, cost, work.batch_size, now)
         elif work.lane is Lane.DECODE and work.batch_size and not work.new_tokens:
-            _add(self.decode, (work.partition, bucket(work.batch_size)), work.seconds, now)
+            key = (work.partition, bucket(work.batch_size))
+            _add(self.decode, key, work.seconds, work.batch_size, now)
 
     def decode_s(self, view: WorkerView, partition: int, rows: int, now: float) -> float:
         """Return seconds of one decode iteration of `rows` requests on `partition`.
@@ -87,16 +92,18 @@ class SplitTable:
         once it is tried.
         """
         units = _units(view, Lane.DECODE)
-        wanted = bucket(max(1, rows))
+        rows = max(1, rows)
         fresh = {key: cell for key, cell in self.decode.items() if now - cell.at <= FORGET_S}
         if not fresh:
             return SEED_DECODE.get(view.unit, 1.0) / units(partition)
-        near = min(
-            fresh, key=lambda key: _apart(units(key[0]), units(partition)) * _rows(key[1], wanted)
-        )
+
+        def stretch(key: tuple[int, int]) -> float:
+            return _apart(units(key[0]), units(partition)) * _growth(fresh[key].rows, rows)
+
+        near = min(fresh, key=stretch)
         scale = units(near[0]) / units(partition)
-        if near[1] < wanted:
-            scale *= _rows(near[1], wanted)
+        if fresh[near].rows < rows:
+            scale *= _growth(fresh[near].rows, rows)
         return fresh[near].mean * scale
 
     def prefill_s(
@@ -113,11 +120,11 @@ class SplitTable:
         return seed * tokens * layers / max(1, total)
 
 
-def _add(cells: dict[K, Cell], key: K, value: float, now: float) -> None:
+def _add(cells: dict[K, Cell], key: K, value: float, rows: float, now: float) -> None:
     if key in cells:
-        cells[key].add(value, now)
+        cells[key].add(value, rows, now)
     else:
-        cells[key] = Cell(value, now)
+        cells[key] = Cell(value, now, rows)
 
 
 def _apart(a: float, b: float) -> float:
@@ -125,7 +132,7 @@ def _apart(a: float, b: float) -> float:
     return max(a, b) / min(a, b)
 
 
-def _rows(a: int, b: int) -> float:
+def _growth(a: float, b: float) -> float:
     """How an iteration's time grows between batch sizes, when half of it grows with the rows."""
     return (1 + _apart(a, b)) / 2
 

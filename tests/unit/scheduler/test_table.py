@@ -59,6 +59,11 @@ def test_more_rows_than_measured_are_guessed_slower_and_fewer_not_faster():
     assert table.decode_s(mirror, 2, 2, 0.0) == pytest.approx(0.02)
 
 
+def test_one_row_more_is_not_another_world_at_the_border_of_a_bucket():
+    table, mirror = learnt(stepped(1, 2, 0.02, rows=16))
+    assert table.decode_s(mirror, 2, 17, 0.0) < 0.021
+
+
 def test_an_old_measurement_says_nothing_any_more():
     table, mirror = learnt(stepped(1, 1, 9.0, rows=8))
     assert table.decode_s(mirror, 1, 8, FORGET_S) == pytest.approx(9.0)
