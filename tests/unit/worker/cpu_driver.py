@@ -3,6 +3,7 @@
 What the worker's core does in the product, reduced to what a test of the executor needs.
 """
 
+import itertools
 import select
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -61,10 +62,9 @@ class Driver:
         """A sequence with pages for `room` more tokens, sharing full prompt pages of `like`."""
         shared: tuple[int, ...] = ()
         if like is not None:
-            common = 0
-            while common < len(prompt) - 1 and prompt[: common + 1] == like.prompt[: common + 1]:
-                common += 1
-            shared = like.pages[: common // self._size]
+            pairs = zip(prompt[:-1], like.prompt, strict=False)
+            same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+            shared = like.pages[: len(list(same)) // self._size]
         count = -(-(len(prompt) + room) // self._size)
         own = tuple(self._free.pop() for _ in range(count - len(shared)))
         self._slots += 1

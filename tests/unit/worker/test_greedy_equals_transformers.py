@@ -10,6 +10,8 @@ each prompt, in minutes).
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -98,19 +100,23 @@ class Streams:
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
+def model() -> Model:
     files = resolve("demo")
-    config, weights = load_model(files, torch.device("cpu"), torch.float32, silent)
+    return Model(*load_model(files, torch.device("cpu"), torch.float32, silent))
+
+
+@contextmanager
+def driving(model: Model, cores: tuple[int, ...]) -> Iterator[Driver]:
     settings = CpuSettings(
-        cores=topology.available_cores(),
+        cores=cores,
         page_size=16,
         num_pages=1000,
         max_slots=64,
         max_model_len=1024,
         max_prefill_tokens=4096,
     )
-    executor = CpuExecutor({files.name: Model(config, weights)}, settings)
-    yield Driver(executor, files.name)
+    executor = CpuExecutor({"smollm2": model}, settings)
+    yield Driver(executor, "smollm2")
     executor.close()
 
 
@@ -120,7 +126,7 @@ def streams() -> Streams:
 
 
 def prefill(driver: Driver, sequences: list[Sequence], way: str) -> None:
-    """Prefill outside the decode lane; chunks one prompt at a time, the others all together."""
+    """Prefill in the prefill lane; chunks one prompt at a time, the others all together."""
     if way == "chunks":
         for s in sequences:
             driver.prefill_chunks(s, CHUNK)
@@ -128,71 +134,75 @@ def prefill(driver: Driver, sequences: list[Sequence], way: str) -> None:
         driver.prefill(sequences, LAYERS if way == "quanta" else 0)
 
 
+def prefill_fused(driver: Driver, sequences: list[Sequence]) -> None:
+    """Chunks ride in the decode lane, beside rows of the prompts before."""
+    for number, s in enumerate(sequences):
+        for start in range(0, len(s.prompt), CHUNK):
+            decoding = [other for other in sequences[:number] if len(other.output) < TOKENS]
+            driver.decode(decoding, [(s, start, min(start + CHUNK, len(s.prompt)))])
+
+
 def decode_to_end(driver: Driver, sequences: list[Sequence]) -> None:
     while running := [s for s in sequences if len(s.output) < TOKENS]:
         driver.decode(running)
 
 
-def fused_to_end(driver: Driver, sequences: list[Sequence]) -> None:
-    """Chunks ride in the decode lane, beside the rows of prompts that are further on."""
-    waiting, running = list(sequences), []
-    start = waiting[0].cached
-    while waiting or running:
-        chunks = []
-        if waiting:
-            s = waiting[0]
-            chunks = [(s, start, min(start + CHUNK, len(s.prompt)))]
-        driver.decode(running, chunks)
-        if chunks:
-            start = chunks[0][2]
-            if start == len(s.prompt):
-                running.append(waiting.pop(0))
-                start = waiting[0].cached if waiting else 0
-        running = [s for s in running if len(s.output) < TOKENS]
-
-
-@pytest.mark.parametrize("way", [*WAYS, "fused"])
+@pytest.mark.parametrize("way", WAYS)
 def test_in_a_mixed_batch_with_and_without_prefix_reuse(
-    driver: Driver, streams: Streams, way: str
+    model: Model, streams: Streams, way: str
 ) -> None:
+    """Each prompt twice in one batch: computed whole, and on top of the first one's pages."""
     begun = time.monotonic()
-    driver.reset()
-    first = [driver.sequence(p, greedy(), TOKENS) for p in streams.prompts]
-    again = [
-        driver.sequence(p, greedy(), TOKENS, like=s)
-        for p, s in zip(streams.prompts, first, strict=True)
-    ]
-    assert sum(s.cached > 0 for s in again) >= len(again) // 2
-    if way == "fused":
-        fused_to_end(driver, [*first, *again])
-    else:
-        prefill(driver, first, way)
+    with driving(model, topology.available_cores()) as driver:
+        first = [driver.sequence(p, greedy(), TOKENS) for p in streams.prompts]
+        again = [
+            driver.sequence(p, greedy(), TOKENS, like=s)
+            for p, s in zip(streams.prompts, first, strict=True)
+        ]
+        assert sum(s.cached > 0 for s in again) >= len(again) // 2
+        if way == "chunks":
+            prefill_fused(driver, first)
+        else:
+            prefill(driver, first, way)
         prefill(driver, again, way)
         decode_to_end(driver, [*first, *again])
     for index, (one, two) in enumerate(zip(first, again, strict=True)):
         streams.add(index, one, f"{way}, mixed")
-        if two.cached:
-            streams.add(index, two, f"{way}, mixed, reused prefix")
+        streams.add(index, two, f"{way}, mixed, {two.cached} tokens reused")
     print(f"\n{way}, mixed batch of {len(first) + len(again)}: {time.monotonic() - begun:.1f} s")
 
 
-@pytest.mark.parametrize("turn", range(len(WAYS) if FULL else 1))
-def test_alone(driver: Driver, streams: Streams, turn: int) -> None:
+def alone(driver: Driver, streams: Streams, index: int, way: str) -> None:
+    """One prompt with the device to itself, without reuse or with it (or both)."""
+    driver.reset()
+    prompt = streams.prompts[index]
+    s = driver.sequence(prompt, greedy(), TOKENS)
+    prefill(driver, [s], way)
+    reuse = (index // len(WAYS)) % 2 == 1
+    if FULL or not reuse:
+        decode_to_end(driver, [s])
+        streams.add(index, s, f"{way}, alone")
+    if FULL or reuse:
+        again = driver.sequence(prompt, greedy(), TOKENS, like=s)
+        prefill(driver, [again], way)
+        decode_to_end(driver, [again])
+        streams.add(index, again, f"{way}, alone, {again.cached} tokens reused")
+
+
+def test_alone(model: Model, streams: Streams) -> None:
+    """A device for each core: an iteration of one row has little for two cores to share."""
     begun = time.monotonic()
-    for index, prompt in enumerate(streams.prompts):
-        way = WAYS[(index + turn) % len(WAYS)]
-        driver.reset()
-        s = driver.sequence(prompt, greedy(), TOKENS)
-        prefill(driver, [s], way)
-        reuse = (index // len(WAYS)) % 2 == 1
-        if FULL or not reuse:
-            decode_to_end(driver, [s])
-            streams.add(index, s, f"{way}, alone")
-        if FULL or reuse:
-            again = driver.sequence(prompt, greedy(), TOKENS, like=s)
-            prefill(driver, [again], way)
-            decode_to_end(driver, [again])
-            streams.add(index, again, f"{way}, alone, reused prefix" if again.cached else way)
+    cores = topology.available_cores()[:4]
+    indices = range(len(streams.prompts))
+
+    def share(number: int) -> None:
+        with driving(model, cores[number : number + 1]) as driver:
+            for index in indices[number :: len(cores)]:
+                for way in WAYS if FULL else (WAYS[index % len(WAYS)],):
+                    alone(driver, streams, index, way)
+
+    with ThreadPoolExecutor(len(cores)) as pool:
+        list(pool.map(share, range(len(cores))))
     print(f"\nalone: {time.monotonic() - begun:.1f} s")
 
 
