@@ -6,6 +6,7 @@ chunked prefill at several budgets, both at once (hybrid), plain streams (shared
 (exclusive), and each lane alone. Writes `frontier.json`; `ops.bench.engine_report` draws it.
 """
 
+import gc
 import json
 import sys
 import time
@@ -241,6 +242,8 @@ def main() -> None:
     print(f"started in {time.monotonic() - began:.1f} s: {executor.report()}", flush=True)
     for note in executor.info.notes:
         print(note)
+    gc.collect()
+    gc.freeze()  # as the worker does: a full collection takes tens of milliseconds
     for case in settings.cases:
         measure_case(executor, settings, case)
     executor.close()

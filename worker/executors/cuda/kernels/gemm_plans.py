@@ -21,10 +21,13 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 
 M_BUCKETS: tuple[int, ...] = (
-    *(8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024),
-    *(1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
+    *(8, 16, 32, 48, 64, 96, 128),
+    *range(192, 2305, 64),
+    *(2560, 3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384),
 )
-"""Upper ends, in rows. Small ones are close together: there a tile too large is mostly padding."""
+"""Upper ends, in rows. Small ones are close together: there a tile too large is mostly padding, and
+a plan for 1,536 rows that runs 1,088 (a chunk of 1,024 and its decode rows) leaves SMs idle.
+"""
 
 
 @dataclass(frozen=True, slots=True)
