@@ -94,6 +94,8 @@ class Flight:
             pairs = zip(self.chunk.stays, self.chunk.rows, strict=True)
             final = self.ends_chunk
             return [stay for stay, row in pairs if row.sample] if final else []
+        if not self.fused:
+            return self.rows
         return self.rows + [stay for stay, row in self.fused if row.sample]
 
     @property

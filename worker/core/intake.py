@@ -163,7 +163,7 @@ class Intake:
                 self._fail(live, FailCode.ABORTED, f"replaced by incarnation {ref.incarnation}")
             return False
         if ref.incarnation < newest.incarnation:
-            why = f"incarnation {ref.incarnation} is older than {newest.incarnation}"
+            why = f"replaced by incarnation {newest.incarnation}"
             self._parts.outbox.data(peer, Failed(ref, FailCode.ABORTED, why))
             return True
         delivered = Delivered(ref, len(submit.output_so_far) // 4)

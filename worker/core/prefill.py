@@ -5,7 +5,7 @@ head any more is suspended by doing nothing, resumed by being the head again, an
 of its requests are gone. At most two quanta are in flight (MuxWise 3.3): one runs, one waits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from protocol.control_link import (
     Lane,
@@ -41,6 +41,8 @@ class PrefillLane:
         self._decode = decode
         self._started: dict[int, Chunk] = {}
         self._numbers = 0
+        self._rest: list[list[PrefillItem]] = []
+        self._rest_of: tuple[Order | None, int, int] = (None, 0, 0)
 
     def has_work(self, order: Order) -> bool:
         """Return whether a quantum could be launched, were there no limit in flight."""
@@ -64,17 +66,6 @@ class PrefillLane:
 
     # --- what runs next ---
 
-    def _batches(self, order: Order) -> Iterator[tuple[PrefillItem, ...]]:
-        """Yield the listed batches; on autopilot then those that had started, oldest first."""
-        for batch in order.prefill.batches:
-            yield batch.items
-        if not order.autopilot:
-            return
-        live = self._parts.table.live.values()
-        begun = (r for r in live if (r.retracted if r.stay is None else not r.stay.prefilled))
-        for request in sorted(begun, key=lambda request: request.age):
-            yield (PrefillItem(request.ref),)
-
     def _head(self, order: Order) -> Chunk | Fresh | None:
         """Return the started chunk that goes on, or what the next chunk may be made of.
 
@@ -82,20 +73,55 @@ class PrefillLane:
         overtake it for ever; but not what has started, whose pages it waits for.
         """
         self.blocked = None
-        for items in self._batches(order):
-            fresh: Fresh = []
-            for item in items:
-                request = self._parts.table.find(item.ref)
-                if request is None:
-                    continue
-                if request.stay is not None and request.stay.chunk is not None:
-                    return request.stay.chunk
-                target = self._target(request, item.upto)
-                if target and (not fresh or fresh[0][0].model is request.model):
-                    fresh.append((request, target))
-            if fresh:
-                return fresh
+        for items in self._listed(order):
+            head = self._first_of(items)
+            if head:
+                return head
         return None
+
+    def _listed(self, order: Order) -> Iterator[Sequence[PrefillItem]]:
+        """Yield the listed batches; on autopilot then those that had started, oldest first."""
+        yield from self._unfinished(order)
+        if order.autopilot:
+            live = self._parts.table.live.values()
+            begun = (r for r in live if (r.retracted if r.stay is None else not r.stay.prefilled))
+            for request in sorted(begun, key=lambda request: request.age):
+                yield (PrefillItem(request.ref),)
+
+    def _unfinished(self, order: Order) -> list[list[PrefillItem]]:
+        """Return the listed batches without those at the front that are done for good."""
+        version = (order, self._parts.endings.retractions, self._parts.table.accepted)
+        if version != self._rest_of:
+            self._rest_of = version
+            self._rest = [list(batch.items) for batch in order.prefill.batches]
+        while self._rest:
+            first = [item for item in self._rest[0] if not self._is_done(item)]
+            if first:
+                self._rest[0] = first
+                break
+            del self._rest[0]
+        return self._rest
+
+    def _is_done(self, item: PrefillItem) -> bool:
+        request = self._parts.table.find(item.ref)
+        if request is None:
+            return True
+        stay = request.stay
+        return stay is not None and stay.launched >= min(item.upto or stay.total, stay.total)
+
+    def _first_of(self, items: Sequence[PrefillItem]) -> Chunk | Fresh:
+        """Return what of one batch can run; an empty list when nothing can."""
+        fresh: Fresh = []
+        for item in items:
+            request = self._parts.table.find(item.ref)
+            if request is None:
+                continue
+            if request.stay is not None and request.stay.chunk is not None:
+                return request.stay.chunk
+            target = self._target(request, item.upto)
+            if target and (not fresh or fresh[0][0].model is request.model):
+                fresh.append((request, target))
+        return fresh
 
     def _target(self, request: Request, upto: int) -> int:
         """Return the position up to which `request` can be prefilled now; 0: not at all."""

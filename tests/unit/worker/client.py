@@ -11,6 +11,7 @@ from protocol.data_link import (
     Status,
     Submit,
     ToGateway,
+    TokenRun,
     Tokens,
 )
 from protocol.ids import RequestRef, pack_tokens, unpack_tokens
@@ -71,19 +72,24 @@ class Client:
             return
         if isinstance(message, Tokens):
             for run in message.runs:
-                sent = self.requests[run.ref]
-                ids = unpack_tokens(run.ids)
-                assert run.first <= len(sent.tokens), f"gap in {run.ref}"
-                assert sent.accepted, f"tokens of {run.ref}, which was not accepted"
-                known = len(sent.tokens) - run.first
-                assert ids[:known] == sent.tokens[run.first :][: len(ids)], "a token changed"
-                sent.tokens += ids[known:]
-        elif isinstance(message, Accepted):
+                self._take(run)
+        elif isinstance(message, Status):
+            self.statuses.append(message)
+        elif isinstance(message, Accepted) and message.ref in self.requests:
             self.requests[message.ref].accepted = True
-        elif isinstance(message, Finished | Failed):
+        elif isinstance(message, Finished | Failed) and message.ref in self.requests:
             sent = self.requests[message.ref]
             assert sent.terminal in (None, message), "two different terminal messages"
             sent.terminal = message
             sent.terminals += 1
-        elif isinstance(message, Status):
-            self.statuses.append(message)
+
+    def _take(self, run: TokenRun) -> None:
+        sent = self.requests.get(run.ref)
+        if sent is None:
+            return
+        ids = unpack_tokens(run.ids)
+        assert run.first <= len(sent.tokens), f"gap in {run.ref}"
+        assert sent.accepted, f"tokens of {run.ref}, which was not accepted"
+        known = len(sent.tokens) - run.first
+        assert ids[:known] == sent.tokens[run.first :][: len(ids)], "a token changed"
+        sent.tokens += ids[known:]

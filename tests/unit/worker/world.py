@@ -23,7 +23,7 @@ from protocol.control_link import (
     Snapshot,
     ToScheduler,
 )
-from protocol.data_link import Failed, Finished, Hello, Resync, Submit
+from protocol.data_link import FailCode, Failed, Finished, Hello, Resync, Submit
 from protocol.ids import Epoch, RequestRef, pack_tokens
 from protocol.sampling import Sampling
 from scheduler.view import Fold, WorkerView
@@ -235,7 +235,8 @@ class World:
         if not isinstance(message, Finished | Failed):
             self.accepted.update([message.ref] if type(message).__name__ == "Accepted" else [])
             return
-        if message.ref not in self.accepted:
+        forgotten = isinstance(message, Failed) and message.code is FailCode.UNKNOWN_REQUEST
+        if message.ref not in self.accepted or forgotten:
             return
         first = self.terminal.setdefault(message.ref, message)
         if first is not message:
