@@ -282,7 +282,8 @@ class Arrived(Struct, frozen=True, tag=True):
 
 class PrefillStarted(Struct, frozen=True, tag=True):
     """A prefill is launched, for the first time or again after a suspension: its pages are taken,
-    its cache hits known. With it, a mirror of the events equals a snapshot at every event.
+    its cache hits known. With it, a mirror of the events equals a snapshot at every event, but for
+    the pool: launches take pages without a word, so it is as of the last event that carries it.
     """
 
     event: Count

@@ -1,8 +1,9 @@
 """The mirror of one worker that its events build: what a policy looks at.
 
 Separate from the core because it is a fact, not a decision: folding events into a snapshot gives
-exactly what a later snapshot says (`facts`), and only the measurements beside it (`recent`,
-`last_work`) are the mirror's own. Policies read it and never change it.
+exactly what a later snapshot says (`facts`; the pool is as of the last event that carries it), and
+only the measurements beside it (`recent`, `last_work`) are the mirror's own. Policies read it and
+never change it.
 """
 
 from collections import deque
