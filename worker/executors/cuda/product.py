@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from protocol.control_link import Lane
+from worker.executors.cuda import driver
 from worker.executors.cuda.kernels.build import BuildError, cache_dir
 from worker.executors.cuda.kernels.gemm import Gemm, GemmPlans
 from worker.executors.cuda.kernels.gemm_library import GemmError, GemmLibrary, open_library
@@ -118,6 +119,6 @@ def _tune(
 
 def _store(library: GemmLibrary) -> GemmStore:
     """Open the kept choices of this GPU, cuBLASLt and driver."""
-    version = str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+    version = str(driver.call(driver.driver.cuDriverGetVersion))
     name = file_name(torch.cuda.get_device_name(), library.version(), version)
     return GemmStore(cache_dir() / name)

@@ -26,7 +26,7 @@ class SearchSettings:
     rounds: int = 3
     """Turns in which the leaders are timed."""
     burst_s: float = 0.0005
-    sustained_s: float = 0.02
+    sustained_s: float = 0.01
     """Per leader, over all rounds."""
     sustained_large_s: float = 0.12
     """The same for products of `large_rows` or more, which the power limit slows."""
