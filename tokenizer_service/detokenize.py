@@ -30,6 +30,7 @@ class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
         """`stops` are not empty strings."""
         self._stops = tuple(sorted(set(stops), key=len, reverse=True))
+        self._beginnings = frozenset(stop[:n] for stop in self._stops for n in range(1, len(stop)))
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -64,7 +65,7 @@ class StopFinder:
         """Return the length of the longest end of `seen` that begins a stop string."""
         longest = min(len(self._stops[0]) - 1, len(seen))
         for size in range(longest, 0, -1):
-            if any(len(stop) > size and seen.endswith(stop[:size]) for stop in self._stops):
+            if seen[-size:] in self._beginnings:
                 return size
         return 0
 

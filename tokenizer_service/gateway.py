@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from protocol.ids import pack_tokens
-from protocol.slo import Slo
 from tokenizer_service.assets import ModelAssets
 from tokenizer_service.detokenize import Detokenizer
 from tokenizer_service.events import Job
@@ -60,7 +59,6 @@ class Gateway:
         )
         self._names = names
         self._clock = clock
-        self._slo = Slo(ttft_s=settings.ttft_slo_s, tbt_s=settings.tbt_slo_s)
         self._serving = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -127,7 +125,7 @@ class Gateway:
         pages: bytes,
         root: bytes,
     ) -> Job:
-        room = route.model.max_model_len - len(packed) // 4
+        room = route.context - len(packed) // 4
         return Job(
             request=request_id,
             model=route.model.name,
@@ -136,7 +134,6 @@ class Gateway:
             tenant=TENANT,
             page_hashes=pages,
             root_hash=root,
-            slo=self._slo,
             priority=request.priority or 0,
         )
 

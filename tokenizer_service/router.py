@@ -20,6 +20,12 @@ class Route:
     link: WorkerLink
     model: ModelInfo
 
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and output together: the model's, or what the whole pool can hold."""
+        pool = self.link.worker.load.pages_total * self.model.page_size
+        return min(self.model.max_model_len, pool) if pool else self.model.max_model_len
+
 
 class Router:
     """Chooses among workers that serve the same model under the same names."""
@@ -71,7 +77,7 @@ class Router:
 
 def check_length(route: Route, tokens: int, *, at_least: bool = False) -> None:
     """Raise ApiError 400 for a prompt that leaves no room for one token of output."""
-    limit = min(route.model.max_model_len, route.link.worker.max_prompt_tokens + 1)
+    limit = min(route.context, route.link.worker.max_prompt_tokens + 1)
     if tokens >= limit:
         raise too_long(tokens, limit, at_least=at_least)
 

@@ -6,8 +6,6 @@ from msgspec import Meta, Struct
 
 from protocol.lifecycle import ReadyFd
 
-Positive = Annotated[float, Meta(gt=0)]
-
 
 class GatewaySettings(Struct, frozen=True, kw_only=True):
     """One gateway: HTTP on one side, one worker's data link on the other. Times in seconds."""
@@ -27,12 +25,6 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     cache_secret_file: Annotated[
         str | None,
         Meta(description="file with the secret behind tenants' cache salts; default: a random one"),
-    ] = None
-    ttft_slo_s: Annotated[
-        Positive | None, Meta(description="objective for the time to the first token")
-    ] = None
-    tbt_slo_s: Annotated[
-        Positive | None, Meta(description="objective for the time between tokens")
     ] = None
     max_body_bytes: Annotated[
         int, Meta(ge=1024, description="bytes of a request's body at most")

@@ -13,6 +13,7 @@ from protocol.prefix import HASH_BYTES, page_hashes
 from tokenizer_service.openai.errors import ApiError
 
 from .conftest import MakeStack, Stack
+from .scripted_worker import MODEL
 
 
 def events(body: bytes) -> list[Any]:
@@ -141,6 +142,38 @@ async def test_output_is_limited_by_the_request_and_by_the_context(
     await posted
     overhead = len(unpack_tokens(submit.token_ids)) - 2
     assert submit.sampling.max_tokens == expected - (overhead if expected > 5 else 0)
+
+
+async def test_a_pool_smaller_than_the_context_limits_the_output_too(stack: Stack) -> None:
+    stack.worker.load = Load(scheduler="s", pages_total=10)
+    stack.worker.report()
+    await stack.when(lambda: stack.link.worker.load.pages_total == 10)
+    posted = asyncio.create_task(stack.complete([1] * 30, max_tokens=100))
+    submit = await stack.worker.answer([])
+    await posted
+    assert submit.sampling.max_tokens == 10 * MODEL.page_size - 30
+    too_long = await stack.complete([1] * 40)
+    assert too_long.status == 400
+    assert (await too_long.json())["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_client_that_does_not_read_is_dropped_and_aborted(make_stack: MakeStack) -> None:
+    stack = await make_stack(write_stall_s=0.05)
+    _, writer = await asyncio.open_connection("127.0.0.1", stack.client.port, limit=1024)
+    writer.transport.pause_reading()
+    body = b'{"model":"tiny-model","prompt":"hi","max_tokens":200,"stream":true}'
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    submit = await stack.worker.submit()
+    first, aborted = 0, asyncio.create_task(stack.worker.expect(Abort))
+    while not aborted.done():
+        stack.worker.tokens(submit.ref, first, stack.ids("x") * 200_000)
+        first += 200_000
+        await asyncio.wait({aborted}, timeout=0)
+    assert (await aborted).ref == submit.ref
+    writer.close()
 
 
 # --- streams ---
