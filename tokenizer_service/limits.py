@@ -26,5 +26,3 @@ MAX_TEMPLATE_PRODUCT = 10_000_000
 
 MAX_INCARNATIONS = 8
 """Attempts at one request over restarts of the worker."""
-MAX_FRAMES_A_TURN = 256
-"""Frames that the worker link handles before other tasks get a turn."""
