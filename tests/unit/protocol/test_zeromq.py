@@ -15,7 +15,7 @@ import zmq
 
 from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.endpoint import Endpoint, Lost, Received, Up
-from protocol.frame import HEADER_BYTES
+from protocol.frame import HEADER_BYTES, Frame, pack
 from protocol.link import LinkConfig
 from protocol.transport import zeromq
 from protocol.transport.access import CurveClient, CurveServer
@@ -217,7 +217,8 @@ def test_random_bytes_on_the_socket_disturb_nobody(address, opened):
 def test_messages_of_strange_shapes_are_counted_and_disturb_nobody(address, opened):
     binder = Endpoint[Note, Note](zeromq.bind(address), Note, CONFIG)
     opened.append(binder)
-    shapes = [[b""], [b"", b""], [b"a", b"b", b"c"], [b"\x80\x05."], [bytes(HEADER_BYTES)]]
+    good = pack(Frame(5, 0, 0, 0, 0, 0, None))
+    shapes = [[b""], [b"", b""], [b"a", b"b", b"c"], [good, good], [bytes(HEADER_BYTES)]]
     with raw_dealer(address) as raw:
         for shape in shapes * 20:
             raw.send_multipart(shape)
@@ -315,6 +316,16 @@ def test_close_is_quick_with_peers_gone_and_may_be_repeated(address):
     assert not client.send(SERVER, b"x")
     assert client.receive() is None
     assert client.fileno() == -1
+
+
+def test_close_does_not_wait_for_a_peer_that_does_not_read(address, opened):
+    binder, client = pair(address, opened)
+    introduce(binder, client)
+    while binder.send(b"gw-1", bytes(1000)):
+        pass
+    start = time.monotonic()
+    binder.close()
+    assert time.monotonic() - start < 5.0
 
 
 def test_closing_leaves_no_descriptor_behind(address):
