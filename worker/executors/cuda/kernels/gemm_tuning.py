@@ -1,8 +1,9 @@
 """Which products are worth timing at the first start of a model on a GPU.
 
 Decode sides are remainder groups, where the guess is far off, so all of their row counts are timed:
-up to 1.6 times faster. First groups gain up to 8 % at large row counts. Small matrices are left to
-the heuristic: they take no time worth saving, and test models have many.
+all products of an 8B iteration of 64 rows take 6.8 ms on 36 SMs in place of torch's 8.4, and 9.8 in
+place of 18.9 on 20. First groups gain little, at large row counts. Small matrices are left to the
+heuristic: they take no time worth saving, and test models have many.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ MOST_FUSED_ROWS = 384
 """Rows of a fused iteration on a decode side, up to which products are timed."""
 
 PREFILL_ROWS = (8192,)
-"""Where timing gains 4 to 5 % on an H200. At 2,048 rows what wins alone does not win in a layer."""
+"""Where timing gained 4 to 5 % (Llama-3.1-8B); with fewer rows, nothing beyond the clocks' drift."""
 
 
 def decode_keys(
