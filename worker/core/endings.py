@@ -81,3 +81,12 @@ class Endings:
                 return request.stay
         others = [stay for stay in self._memory.stays if stay not in spared]
         return max(others, key=lambda stay: stay.request.age, default=None)
+
+    def newest_after(self, age: int) -> Stay | None:
+        """Return the newest stay whose request, and those it is in a chunk with, are younger."""
+        younger = [
+            stay
+            for stay in self._memory.stays
+            if all(each.request.age > age for each in (stay.chunk.stays if stay.chunk else (stay,)))
+        ]
+        return max(younger, key=lambda stay: stay.request.age, default=None)

@@ -173,8 +173,8 @@ class WorkerCore:
     def _make_room(self) -> bool:
         """Nothing runs, because what the order starts next does not fit: retract a newer one."""
         blocked = self._prefill.blocked or self._decode.blocked
-        victim = self._parts.endings.victim(self._control.order.victims)
-        if blocked is None or victim is None or victim.request.age < blocked.age:
+        victim = self._parts.endings.newest_after(blocked.age) if blocked else None
+        if victim is None:
             return False
         self._parts.endings.retract(victim)
         self._prefill.sweep()

@@ -54,13 +54,15 @@ class Memory:
     def fits(self, request: Request) -> bool:
         """Return whether `request` can start now.
 
-        Each request that decodes can then still get a page, else the newcomer would be retracted
-        again at once.
+        Each request that runs can then still get a page, else the newcomer would be retracted
+        again at once. When nothing runs, nobody needs one now.
         """
         if not self._slots:
             return False
         need = pages_for(request.known, self.page_size)
-        spare = sum(stay.state is RequestState.DECODING for stay in self.stays)
+        spare = 0
+        if not self._flights.idle:
+            spare = sum(stay.state is not RequestState.SUSPENDED for stay in self.stays)
         if need + spare <= self.pool.free:
             return True  # without looking at the cache
         hits = self.hits(request)
