@@ -368,7 +368,10 @@ Event = (
     | PlanRejected
     | Fenced
 )
-"""Numbered by the worker from 1 at boot; the same number for every scheduler that observes."""
+"""Numbered by the worker from 1 at boot; the same number for every scheduler that observes.
+
+`PlanRejected` and `Fenced` answer one scheduler alone: they carry the newest number, use none up.
+"""
 
 
 class RefusedScheduler(Struct, frozen=True, tag=True):

@@ -166,7 +166,10 @@ class Welcome(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Accepted(Struct, frozen=True, tag=True):
-    """The request is in the table; exactly one `Finished` or `Failed` will follow."""
+    """The request is in the table; exactly one `Finished` or `Failed` will follow.
+
+    Said again, before tokens and end, in answer to a resync or to the same submit.
+    """
 
     ref: RequestRef
     cached_tokens: Count

@@ -117,6 +117,11 @@ class WorkerCore:
         """Requests that lost their pages since boot."""
         return self._parts.endings.retractions
 
+    @property
+    def skipped(self) -> int:
+        """Names in plans of requests that had gone when the plan came."""
+        return self._control.skipped
+
     def in_flight(self, lane: Lane) -> int:
         """Return the launches of `lane` that have not completed."""
         return self._flights.count(lane)

@@ -28,15 +28,6 @@ class Memory:
         self._flights = flights
         self._slots = list(range(info.max_slots - 1, -1, -1))
 
-    @property
-    def free_slots(self) -> int:
-        """Slots that nobody has."""
-        return len(self._slots)
-
-    def capacity(self) -> int:
-        """Return the tokens of one sequence that the whole pool holds."""
-        return self.pool.num_pages * self.page_size
-
     def hits(self, request: Request) -> list[int]:
         """Return the cached pages that `request` would start with, in order.
 
@@ -83,7 +74,6 @@ class Memory:
             launched=shared,
             computed=shared,
             left=request.limit - len(request.output),
-            shared=shared,
         )
         request.stay = stay
         request.cached = shared

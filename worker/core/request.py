@@ -6,7 +6,7 @@ stay (`open`), so nothing stale is ever taken for the new one.
 """
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol.control_link import Lane, RequestState
@@ -143,8 +143,6 @@ class Stay:
     last_prefill: int = 0
     """Last ticket of the prefill lane that touches it."""
     last_decode: int = 0
-    shared: int = field(default=0)
-    """Tokens that came from the prefix cache."""
 
     @property
     def prefilled(self) -> bool:

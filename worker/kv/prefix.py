@@ -12,9 +12,6 @@ class PrefixIndex:
         self._page_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
 
-    def __len__(self) -> int:
-        return len(self._page_of)
-
     def has(self, page: int) -> bool:
         """Return whether `page` has a name."""
         return page in self._name_of

@@ -186,6 +186,7 @@ def test_a_plan_that_names_who_has_gone_serves_the_others():
     gone = RequestRef("gone", 0)
     fused = DecodePlan(wanted=(gone, ref), fused=FusedChunks((gone,), 8, 8))
     world.plan([[gone], [gone, ref, ref]], victims=(gone,), decode=fused)
+    assert world.core.skipped == 3
     world.run.run_idle()
     world.expect_right(ref)
 

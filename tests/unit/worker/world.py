@@ -23,7 +23,7 @@ from protocol.control_link import (
     Snapshot,
     ToScheduler,
 )
-from protocol.data_link import FailCode, Failed, Finished, Hello, Resync, Submit
+from protocol.data_link import FailCode, Failed, Finished, Hello, Resync, Status, Submit
 from protocol.ids import Epoch, RequestRef, pack_tokens
 from protocol.sampling import Sampling
 from scheduler.view import Fold, WorkerView
@@ -267,3 +267,19 @@ def prompt_of(name: str, length: int) -> list[int]:
     """A prompt that no other name has."""
     start = sum(ord(letter) * 31**place for place, letter in enumerate(name))
     return [1 + (start + 7 * i * i) % 997 for i in range(length)]
+
+
+def answers(effects: Sequence[Effect]) -> list[Any]:
+    """Messages to gateways, status left out."""
+    told = [effect.message for effect in effects if isinstance(effect, SendData)]
+    return [message for message in told if not isinstance(message, Status)]
+
+
+def served(world: World, name: str = "r", **options: Any) -> RequestRef:
+    """Submit a request that a plan serves at once, and go on until it has some output."""
+    ref = world.submit(name, **options)
+    world.attach()
+    world.plan([[ref]])
+    while not world.sent(ref).tokens:
+        assert world.run.step()
+    return ref
