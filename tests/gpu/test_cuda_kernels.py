@@ -17,8 +17,8 @@ from worker.executors.cuda.kernels import build
 
 build.apply_environment()
 
-from worker.executors.cuda.attention import INT_WORKSPACE, Attention, DevicePages, Heads
-from worker.executors.cuda.kernels.attention_choice import HeadShape
+from worker.executors.cuda.attention import INT_WORKSPACE, Attention, DevicePages
+from worker.executors.cuda.kernels.attention_choice import Heads
 from worker.executors.cuda.kernels.gemm import Gemm, GemmPlans
 from worker.executors.cuda.kernels.gemm_library import GemmError, open_library
 from worker.executors.cuda.kernels.gemm_plans import GemmChoice, GemmKey, GemmStore
@@ -158,7 +158,7 @@ def test_a_kept_choice_that_the_library_refuses_is_replaced(plans: GemmPlans) ->
 
 @pytest.mark.parametrize("key_heads", [8, 32])
 def test_attention_is_planned_for_the_partition(key_heads: int) -> None:
-    assert plans_for_partition(HeadShape(32, key_heads, 128), DEVICE)
+    assert plans_for_partition(Heads(32, key_heads, 128), DEVICE)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import pytest
 from worker.executors.cuda.kernels.attention_choice import (
     H200_COSTS,
     AttentionChoice,
-    HeadShape,
+    Heads,
     prefill_backend,
 )
 
-HEADS = HeadShape(32, 8, 128)
+HEADS = Heads(32, 8, 128)
 
 
 def choose(*rows: tuple[int, int], sms: int, partial: int = 8192) -> AttentionChoice:
@@ -74,12 +74,12 @@ def test_more_sms_never_make_a_batch_slower() -> None:
 
 
 def test_a_head_that_fa3_is_not_built_for_goes_to_fa2() -> None:
-    odd = prefill_backend([(8192, 65536)], 112, HeadShape(32, 8, 80), H200_COSTS, 8192)
+    odd = prefill_backend([(8192, 65536)], 112, Heads(32, 8, 80), H200_COSTS, 8192)
     assert (odd.kernel, odd.split) == ("fa2", False)
 
 
 def test_a_smaller_head_takes_less_time() -> None:
-    small = prefill_backend([(8192, 0)], 112, HeadShape(32, 8, 64), H200_COSTS, 0)
+    small = prefill_backend([(8192, 0)], 112, Heads(32, 8, 64), H200_COSTS, 0)
     assert small.seconds < choose((8192, 0), sms=112).seconds
 
 

@@ -16,6 +16,7 @@ import torch
 from flashinfer.prefill import get_batch_prefill_module
 from torch import Tensor
 
+from worker.executors.cuda.kernels.attention_choice import Heads
 from worker.executors.cuda.kernels.merge import merge_pieces
 from worker.executors.cuda.kernels.split import Rows, Split
 from worker.executors.cuda.layout import Pages
@@ -31,15 +32,6 @@ INT_WORKSPACE = 8 << 20
 """Bytes of a plan: flashinfer's own size."""
 FLOAT_WORKSPACE = 256 << 20
 """Bytes for partial outputs of split sequences."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Head counts and size of a model's attention."""
-
-    query: int
-    key_value: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,13 +265,3 @@ def loaders(head_size: int) -> list[Callable[[], object]]:
 def _lengths(host: Pages, page_size: int) -> Ints:
     """Tokens of each row's sequence."""
     return (host.indptr[1:] - host.indptr[:-1] - 1) * page_size + host.last
-
-
-def kernel_for(new_tokens: int, rows: int, head_size: int) -> Kernel:
-    """Choose the kernel for rows of new tokens: FA3's tiles of 128 queries want long rows."""
-    long_rows = new_tokens >= LONG_ROW * rows
-    return "fa3" if long_rows and head_size in (64, 128, 256) else "fa2"
-
-
-LONG_ROW = 128
-"""New tokens per row, on average, from which FA3 is faster (docs/benchmarks/engine-h200)."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from worker.executors.base import DecodeBatch
-from worker.executors.cuda.attention import INT_WORKSPACE, DevicePages, Plan, kernel_for
+from worker.executors.cuda.attention import INT_WORKSPACE, DevicePages, Plan
 from worker.executors.cuda.config import CudaConfig, bucket_for
+from worker.executors.cuda.kernels.attention_choice import H200_COSTS, Heads, prefill_backend
 from worker.executors.cuda.kernels.sm_count import planned_for
 from worker.executors.cuda.lane import LaneQueue, Launched
 from worker.executors.cuda.layout import Pages, flatten, pad, pad_rows, page_rows
@@ -25,9 +26,6 @@ from worker.executors.cuda.slots import Slots
 from worker.executors.cuda.staging import HostBuffers, Ints, pack, pinned
 from worker.models.decoder import embed, logits, run_layers
 from worker.models.weights import Model
-
-SMALL_CHUNK = 64
-"""Chunk tokens up to which rows and chunk share one attention call (FA2, one more tile or so)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +239,27 @@ class DecodeLane:
         pages: Pages,
         on_device: Sequence[Tensor],
     ) -> list[Segment]:
-        """Plan attention: one call when the chunk is small, else rows and chunk apart."""
+        """Plan attention of rows and chunks, apart.
+
+        In one call all rows would have tiles of the same height: with 8 chunk tokens that takes as
+        long, with 64 a tenth longer (docs/decisions.md).
+        """
         _, _, _, _, qo, chunk_qo, indptr, last, _, indices = on_device
         tokens = int(qo_indptr[-1])
         attention = self._ops.attention
-        if tokens - rows <= SMALL_CHUNK or rows == 0:
-            kernel = "fa2" if rows else kernel_for(tokens, len(chunk_indptr) - 1, self._head_size)
+        new = np.diff(chunk_indptr)
+        held = (np.diff(pages.indptr) - 1) * self._config.page_size + pages.last
+        reused = held[rows:] - new
+        choice = prefill_backend(
+            list(zip(new.tolist(), reused.tolist(), strict=True)),
+            work.side.sms,
+            self._heads,
+            H200_COSTS,
+            max_partial_rows=0,
+        )
+        if rows == 0:
             whole = DevicePages(qo, indptr, indices, last)
-            plan = attention.plan(kernel, qo_indptr, pages, whole, work.stage(self._plans))
+            plan = attention.plan(choice.kernel, qo_indptr, pages, whole, work.stage(self._plans))
             return [Segment(0, tokens, plan)]
         ones = DevicePages(qo[: rows + 1], indptr[: rows + 1], indices, last[:rows])
         first = Pages(pages.indptr[: rows + 1], pages.last[:rows], pages.indices)
@@ -257,15 +268,15 @@ class DecodeLane:
         )
         rest = DevicePages(chunk_qo, indptr[rows:], indices, last[rows:])
         behind = Pages(pages.indptr[rows:], pages.last[rows:], pages.indices)
-        kernel = kernel_for(tokens - rows, len(chunk_indptr) - 1, self._head_size)
         chunk_plan = attention.plan(
-            kernel, chunk_indptr, behind, rest, work.stage(self._plans), use=1
+            choice.kernel, chunk_indptr, behind, rest, work.stage(self._plans), use=1
         )
         return [Segment(0, rows, row_plan), Segment(rows, tokens, chunk_plan)]
 
     @property
-    def _head_size(self) -> int:
-        return self._model.config.head_dim
+    def _heads(self) -> Heads:
+        config = self._model.config
+        return Heads(config.num_heads, config.num_kv_heads, config.head_dim)
 
     def _forward_fused(
         self, on_device: Sequence[Tensor], segments: Sequence[Segment], side: Side

@@ -21,10 +21,11 @@ from worker.executors.base import (
     Launch,
     ModelShape,
 )
-from worker.executors.cuda.attention import Attention, Heads, loaders
+from worker.executors.cuda.attention import Attention, loaders
 from worker.executors.cuda.clock import DeviceClock, Overlap
 from worker.executors.cuda.config import CudaConfig
 from worker.executors.cuda.decode import DecodeLane
+from worker.executors.cuda.kernels.attention_choice import Heads
 from worker.executors.cuda.lane import LaneQueue, completions
 from worker.executors.cuda.ops import CudaOps
 from worker.executors.cuda.partitions import PartitionTable, make_table

@@ -16,7 +16,7 @@ from worker.executors.cuda.attention import INT_WORKSPACE, DevicePages, Plan
 from worker.executors.cuda.config import CudaConfig
 from worker.executors.cuda.kernels.attention_choice import (
     H200_COSTS,
-    HeadShape,
+    Heads,
     prefill_backend,
 )
 from worker.executors.cuda.kernels.sm_count import planned_for
@@ -174,7 +174,7 @@ class PrefillLane:
         new = np.diff(batch.tokens.indptr)
         reused = batch.tokens.lengths - new
         rows = list(zip(new.tolist(), reused.tolist(), strict=True))
-        heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
+        heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         room = PARTIAL_ROWS if len(batch.tokens.ids) <= PARTIAL_ROWS else 0
         choice = prefill_backend(rows, work.side.sms, heads, H200_COSTS, room)
         split = cut(

@@ -27,12 +27,12 @@ PIECE_KEYS = (32768, 16384, 8192, 4096, 2048)
 
 
 @dataclass(frozen=True, slots=True)
-class HeadShape:
-    """Attention heads of a model: query heads, key heads, and their dimension."""
+class Heads:
+    """Attention heads of a model: query heads, key heads, and their size."""
 
     query: int
-    key: int
-    dim: int
+    key_value: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class AttentionChoice:
 def prefill_backend(
     rows: Sequence[tuple[int, int]],
     sm_count: int,
-    heads: HeadShape,
+    heads: Heads,
     costs: KernelCosts,
     max_partial_rows: int,
 ) -> AttentionChoice:
@@ -96,7 +96,7 @@ def prefill_backend(
         raise ValueError(f"rows of (new ≥ 1, reused ≥ 0) on ≥ 1 SM, got {rows!r} on {sm_count}")
     whole = (0,) * len(rows)
     fa2 = AttentionChoice("fa2", whole, _fa2_seconds(rows, sm_count, heads, costs))
-    if heads.dim not in FA3_DIMS:
+    if heads.size not in FA3_DIMS:
         return fa2
     fa3 = AttentionChoice("fa3", whole, _fa3_seconds(rows, whole, sm_count, heads, costs))
     choices = [fa3, fa2]
@@ -113,7 +113,7 @@ def _fa3_seconds(
     rows: Sequence[tuple[int, int]],
     pieces: Sequence[int],
     sm_count: int,
-    heads: HeadShape,
+    heads: Heads,
     costs: KernelCosts,
 ) -> float:
     """One launch over whole rows; or two, over pieces and over tails, and a merge."""
@@ -132,10 +132,10 @@ def _fa3_seconds(
 
 
 def _longest(
-    jobs: Sequence[tuple[int, float]], sm_count: int, heads: HeadShape, costs: KernelCosts
+    jobs: Sequence[tuple[int, float]], sm_count: int, heads: Heads, costs: KernelCosts
 ) -> float:
     """Time of the fullest SM for (tiles, keys of each): rounds of equal tiles, or an even share."""
-    width = heads.dim / 128
+    width = heads.size / 128
     times = [(tiles, keys * costs.fa3_key * width + costs.fa3_tile) for tiles, keys in jobs]
     work = sum(tiles * seconds for tiles, seconds in times)
     all_tiles = sum(tiles for tiles, _ in times)
@@ -145,14 +145,14 @@ def _longest(
 
 
 def _fa2_seconds(
-    rows: Sequence[tuple[int, int]], sm_count: int, heads: HeadShape, costs: KernelCosts
+    rows: Sequence[tuple[int, int]], sm_count: int, heads: Heads, costs: KernelCosts
 ) -> float:
     """Tiles of packed heads, two to an SM; the context is split while that leaves room."""
-    group = heads.query // heads.key
+    group = heads.query // heads.key_value
     tiles = [-(-new * group // TILE) for new, _ in rows]
-    splits = max(1, 2 * sm_count // heads.key // sum(tiles))
+    splits = max(1, 2 * sm_count // heads.key_value // sum(tiles))
     keys = [count * (reused + new / 2) for count, (new, reused) in zip(tiles, rows, strict=True)]
-    blocks = sum(tiles) * heads.key * splits
+    blocks = sum(tiles) * heads.key_value * splits
     mean_keys = sum(keys) / sum(tiles) / splits
     rounds = -(-blocks // sm_count) if len(rows) == 1 else max(1.0, blocks / sm_count)
-    return costs.fa2_launch + rounds * mean_keys * costs.fa2_key * heads.dim / 128
+    return costs.fa2_launch + rounds * mean_keys * costs.fa2_key * heads.size / 128

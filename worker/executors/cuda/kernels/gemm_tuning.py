@@ -17,7 +17,7 @@ MOST_FUSED_ROWS = 384
 """Rows of a fused iteration on a decode side, up to which products are timed."""
 
 PREFILL_ROWS = (8192,)
-"""Where timing gained 4 to 5 % (Llama-3.1-8B); with fewer rows, nothing beyond the clocks' drift."""
+"""Where timing gained 4 to 5 % (Llama-3.1-8B); with fewer rows nothing beyond clocks' drift."""
 
 
 def decode_keys(

@@ -6,7 +6,7 @@ plan for the whole GPU. Looking at files cannot exclude that; asking for a plan 
 
 import torch
 
-from worker.executors.cuda.kernels.attention_choice import HeadShape
+from worker.executors.cuda.kernels.attention_choice import Heads
 from worker.executors.cuda.kernels.sm_count import planned_for
 
 _PADDED_BATCH = 0
@@ -16,7 +16,7 @@ _FEW = 16
 """SMs: the smallest partition that Tandem makes."""
 
 
-def plans_for_partition(heads: HeadShape, device: torch.device) -> bool:
+def plans_for_partition(heads: Heads, device: torch.device) -> bool:
     """Return whether an attention plan for few SMs differs from one for the whole device.
 
     In graph mode the planner sizes its grid by twice the SM count, divided by the key heads, for a
@@ -38,7 +38,7 @@ def plans_for_partition(heads: HeadShape, device: torch.device) -> bool:
         )
         with planned_for(sm_count):
             wrapper.plan(
-                *(one, one, one[:1], one[1:], heads.query, heads.key, heads.dim, 16),
+                *(one, one, one[:1], one[1:], heads.query, heads.key_value, heads.size, 16),
                 causal=True,
                 q_data_type=torch.bfloat16,
                 kv_data_type=torch.bfloat16,
