@@ -242,7 +242,7 @@ class DecodeLane:
         """Plan attention of rows and chunks, apart.
 
         In one call all rows would have tiles of the same height: with 8 chunk tokens that takes as
-        long, with 64 a tenth longer (docs/decisions.md).
+        long, with 64 a tenth longer (docs/benchmarks/engine-h200/kernels.md).
         """
         _, _, _, _, qo, chunk_qo, indptr, last, _, indices = on_device
         tokens = int(qo_indptr[-1])
