@@ -92,6 +92,16 @@ def test_rows_may_be_strided(plans: GemmPlans) -> None:
     assert error(Gemm(plans, DEVICE)(x, weight, sm_count=132), expect(x, weight, None)) < BF16_ERROR
 
 
+@pytest.mark.parametrize("rows", [1, 33, 300])
+def test_an_output_width_that_is_no_multiple_of_eight_is_right(
+    sides: list[Side], plans: GemmPlans, rows: int
+) -> None:
+    x, weight = random(rows, 576), random(1003, 576)
+    for side in sides:
+        result = Gemm(plans, DEVICE)(x, weight, sm_count=side.sms)
+        assert error(result, expect(x, weight, None)) < BF16_ERROR, side.sms
+
+
 def test_a_captured_product_reads_what_its_input_holds_at_replay(
     table: PartitionTable, plans: GemmPlans
 ) -> None:

@@ -57,7 +57,8 @@ struct Layouts {
 cublasStatus_t lay_out(Layouts* layouts, int64_t m, int64_t n, int64_t k) {
   TRY(cublasLtMatrixLayoutInit(&layouts->weight, CUDA_R_16BF, k, n, k));
   TRY(cublasLtMatrixLayoutInit(&layouts->input, CUDA_R_16BF, k, m, k));
-  return cublasLtMatrixLayoutInit(&layouts->output, CUDA_R_16BF, n, m, n);
+  // Rows of the output start at multiples of 16 bytes, whatever n is: the caller sees to that.
+  return cublasLtMatrixLayoutInit(&layouts->output, CUDA_R_16BF, n, m, (n + 7) / 8 * 8);
 }
 
 cublasStatus_t prefer(cublasLtMatmulPreference_t preference, size_t workspace_bytes) {
