@@ -50,7 +50,6 @@ class Signals:
 
 def start_executor(chosen: WorkerSettings, reporter: Reporter) -> Executor:
     """Resolve the model, load it, and start the lanes."""
-
     told = ("", -1)
 
     def tell(stage: str, done: int, total: int) -> None:
