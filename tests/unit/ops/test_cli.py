@@ -1,11 +1,14 @@
 """The `tandem` command finds its subcommands and refuses what it does not know."""
 
 import importlib
+import importlib.util
 import sys
+from pathlib import Path
 
 import pytest
 
 from ops import cli
+from ops.bench import main as bench
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -17,10 +20,26 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_each_command_is_there_and_explains_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, name, "--help")
-    assert stopped.value.code == 0
-    assert f"tandem {name}" in capsys.readouterr().out
+    try:
+        status = run(monkeypatch, name, "--help")
+    except SystemExit as stopped:  # argparse's way
+        status = stopped.code
+    assert status == 0
+    assert f"usage: tandem {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", bench.BENCHMARKS)
+def test_each_benchmark_is_a_module_with_a_main(name: str) -> None:
+    module, _ = bench.BENCHMARKS[name]
+    source = Path(importlib.util.find_spec(module).origin).read_text()
+    assert "\ndef main() -> None:" in source
+
+
+def test_an_unknown_benchmark_is_answered_with_the_known_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "bench", "engines") == 2
+    assert "engine, engine-report" in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_answered_with_the_known_ones(
