@@ -21,12 +21,13 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 
 M_BUCKETS: tuple[int, ...] = (
-    *(8, 16, 32, 48, 64, 96, 128),
+    *(1, 8, 16, 32, 48, 64, 96, 128),
     *range(192, 2305, 64),
     *(2560, 3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384),
 )
 """Upper ends, in rows. Small ones are close together: there a tile too large is mostly padding, and
-a plan for 1,536 rows that runs 1,088 (a chunk of 1,024 and its decode rows) leaves SMs idle.
+a plan for 1,536 rows that runs 1,088 (a chunk of 1,024 and its decode rows) leaves SMs idle. A
+single row has its own, for cuBLASLt takes it for a vector, whose algorithms differ.
 """
 
 
