@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from msgspec import Meta, Struct
 from ops.bench.engine_load import Case, Load, Mode, drive
 from ops.bench.engine_metrics import Measured, measure, prefill_rate
 from protocol.settings import parse
+from worker.executors.base import Completion
 from worker.executors.cuda.config import CudaConfig
 from worker.executors.cuda.start import start
 from worker.loaders import load_dummy, silent
@@ -51,6 +53,9 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     )
     hybrid: Annotated[
         tuple[str, ...], Meta(description="decode SMs:chunk tokens, for both at once")
+    ] = ()
+    switch: Annotated[
+        tuple[int, ...], Meta(description="two splits, by decode SMs, to change between; or none")
     ] = ()
     modes: Annotated[tuple[str, ...], Meta(description="what to run, in this order")] = (
         "multiplexed",
@@ -163,6 +168,34 @@ class Bench:
         for name in self.settings.modes:
             yield from getattr(self, f"_{name}")()
 
+    def switch(self, before: int, after: int) -> dict[str, Any]:
+        """Change the split in the middle of a prefill; return what ran around it, in ms."""
+        at, count = 20, 40
+        mode = Mode(before, then=after, switch_at=at)
+        trace = drive(self.executor, self.load, mode, count, 0)
+        origin = trace.decode[at].finished
+        rows = self.executor.info.partitions
+
+        def told(done: Completion) -> list[float]:
+            return [
+                round((done.started - origin) * 1e3, 3),
+                round((done.finished - origin) * 1e3, 3),
+                done.units,
+            ]
+
+        idle = [b.started - a.finished for a, b in pairwise(trace.decode)]
+        lane = [done for done, _ in trace.prefill]
+        gaps = [b.started - a.finished for a, b in pairwise(lane)]
+        return {
+            **self.key(),
+            "from_decode_sms": rows[before].decode_units,
+            "to_decode_sms": rows[after].decode_units,
+            "longest_decode_idle_ms": round(max(idle) * 1e3, 3),
+            "longest_prefill_idle_ms": round(max(gaps) * 1e3, 3),
+            "decode": [told(done) for done in trace.decode[at - 6 : at + 8]],
+            "prefill": [told(done) for done in lane if abs(done.finished - origin) < 0.15],
+        }
+
     def _multiplexed(self) -> Iterator[dict[str, Any]]:
         for row in self.executor.info.partitions[1:]:
             found = self.run(Mode(row.index), self.settings.iterations)
@@ -231,6 +264,13 @@ def measure_case(executor: Any, settings: EngineSettings, case: str) -> None:
     for point in bench.points():
         found["points"].append(point)
         save(Path(settings.output), bench.key(), found)
+    rows = {row.decode_units: row.index for row in executor.info.partitions}
+    if settings.switch:
+        narrow, wide = (rows[sms] for sms in settings.switch)
+        found["switches"] = [bench.switch(narrow, wide), bench.switch(wide, narrow)]
+        print(found["switches"][0], found["switches"][1], flush=True)
+        save(Path(settings.output), bench.key(), found)
+    bench.load.close(executor)
 
 
 def main() -> None:

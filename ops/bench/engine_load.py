@@ -56,6 +56,13 @@ class Mode:
     """Prompt tokens fused into each decode iteration."""
     in_turn: bool = False
     """One launch at a time, the lanes alternating."""
+    then: int | None = None
+    """Partition after `switch_at` iterations; nothing is awaited in between."""
+    switch_at: int = 0
+
+    def partition_at(self, iterations: int) -> int:
+        """Return where the lanes run once so many iterations are done."""
+        return self.partition if self.then is None or iterations < self.switch_at else self.then
 
 
 @dataclass(slots=True)
@@ -141,6 +148,10 @@ class Load:
         start = (SlotInit(row.slot, self._model, GREEDY, ()),) if is_first else ()
         return self._decode(partition, (row,), start)
 
+    def close(self, executor: Executor) -> None:
+        """Drop the prompt that is between two quanta; the next load numbers its batches anew."""
+        executor.discard(self._batch)
+
     def restart(self) -> None:
         """Begin the next chunked prompt at its first token."""
         self._chunks = iter(())
@@ -192,12 +203,13 @@ def drive(executor: Executor, load: Load, mode: Mode, iterations: int, quanta: i
     while len(trace.decode) < iterations or len(trace.prefill) < quanta or flying:
         more = len(trace.decode) < iterations or len(trace.prefill) < quanta
         due = _due(mode, flying, turn) if more else []
+        partition = mode.partition_at(len(trace.decode))
         for lane in due:
             work: Launch
             if lane is Lane.DECODE:
-                work = load.iteration(mode.partition, mode.chunk)
+                work = load.iteration(partition, mode.chunk)
             else:
-                work = load.quantum(mode.partition)
+                work = load.quantum(partition)
                 layers[work.ticket] = work.layer_end - work.layer_start
             flying[work.ticket] = int(lane is Lane.DECODE)
             executor.launch(work)

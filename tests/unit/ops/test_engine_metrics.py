@@ -110,3 +110,19 @@ def test_no_two_slots_share_a_page():
     load = Load(INFO, Case(32, 16, 4, 20), layers=2, seed=0)
     pages = [page for table in load.setup().tables for page in table.pages]
     assert len(pages) == len(set(pages)) == 4 * 2 + 3 * 3
+
+
+def test_a_switch_takes_effect_without_waiting_for_what_is_in_flight():
+    executor, load = Instant(), Load(INFO, Case(32, 16, 4, 20), layers=2, seed=0)
+    seen: list[int] = []
+    launch = executor.launch
+
+    def watch(work: DecodeBatch | PrefillQuantum) -> None:
+        seen.append(work.partition)
+        launch(work)
+
+    executor.launch = watch  # type: ignore[method-assign]
+    drive(executor, load, Mode(0, then=1, switch_at=5), 10, 0)
+    assert seen == sorted(seen)
+    assert set(seen) == {0, 1}
+    assert executor.most == {Lane.DECODE: 2, Lane.PREFILL: 2}

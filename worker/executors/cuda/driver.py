@@ -29,6 +29,11 @@ def handle(device: int) -> Any:
     return call(driver.cuDeviceGet, device)
 
 
+def version() -> int:
+    """Return the driver's CUDA version, for example 13000."""
+    return int(call(driver.cuDriverGetVersion))
+
+
 def sm_resource(device: Any) -> Any:
     """Return the device's SMs as a resource that can be split."""
     kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
