@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from setproctitle import setproctitle
@@ -24,6 +25,9 @@ from protocol.pump import pump
 from protocol.transport.base import AddressRefused
 from protocol.transport.zeromq import connect
 from scheduler.core import CoreConfig, Exit, Input, Link, SchedulerCore, Terminate, Tick
+from scheduler.estimator import profile
+from scheduler.estimator.fitted import FittedEstimator
+from scheduler.estimator.soft_state import Keeper
 from scheduler.policy import Objectives
 from scheduler.registry import make
 from scheduler.settings import SchedulerSettings
@@ -46,9 +50,10 @@ class Shell:
         reporter: Reporter,
         policy: str,
         clock: Callable[[], float],
+        keeper: Keeper | None = None,
     ) -> None:
         self._core, self._endpoint, self._reporter = core, endpoint, reporter
-        self._policy, self._clock = policy, clock
+        self._policy, self._clock, self._keeper = policy, clock, keeper
         self._told = False
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
@@ -66,6 +71,8 @@ class Shell:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             self._endpoint.close()
+            if self._keeper is not None:
+                self._keeper.save()
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -83,6 +90,8 @@ class Shell:
         while True:
             await asyncio.sleep(TICK_S)
             self._take(Tick())
+            if self._keeper is not None:
+                self._keeper.tick(self._clock())
 
     def _take(self, event: Input) -> None:
         now = self._clock()
@@ -111,31 +120,61 @@ def _translate(event: PeerEvent[ToScheduler]) -> Input:
             return Link.DOWN
 
 
-async def serve(chosen: SchedulerSettings, core: SchedulerCore, reporter: Reporter) -> Exit:
+async def serve(
+    chosen: SchedulerSettings,
+    core: SchedulerCore,
+    reporter: Reporter,
+    keeper: Keeper | None = None,
+) -> Exit:
     """Connect to the worker in `chosen.run_dir` and run. Raises AddressRefused."""
     address = f"ipc://{os.path.join(chosen.run_dir, 'control')}"
     transport = connect(address, core.config.peer.encode())
     endpoint: ControlEndpoint = Endpoint(transport, ToScheduler, LINK)
     reporter.send(Stage("connecting"))
-    return await Shell(core, endpoint, reporter, chosen.scheduler, time.monotonic).run()
+    shell = Shell(core, endpoint, reporter, chosen.scheduler, time.monotonic, keeper)
+    return await shell.run()
 
 
-def build(chosen: SchedulerSettings) -> SchedulerCore:
+def learner(chosen: SchedulerSettings) -> tuple[FittedEstimator | None, Keeper | None]:
+    """Return the estimator of the chosen profile and what keeps its memory, where there are any.
+
+    Raises ProfileError.
+    """
+    if chosen.profile is None:
+        if chosen.soft_state is not None:
+            raise profile.ProfileError("--soft-state is of no use without --profile")
+        return None, None
+    estimator = FittedEstimator(profile.load(Path(chosen.profile)))
+    if chosen.soft_state is None:
+        return estimator, None
+    keeper = Keeper(Path(chosen.soft_state), estimator)
+    keeper.restore()
+    return estimator, keeper
+
+
+def build(chosen: SchedulerSettings, estimator: FittedEstimator | None = None) -> SchedulerCore:
     """Return the core with its policy. Raises PolicyError."""
-    objectives = Objectives(tbt_s=chosen.tbt_slo_ms / 1e3, ttft_s=chosen.ttft_slo_ms / 1e3)
+    objectives = Objectives(
+        tbt_s=chosen.tbt_slo_ms / 1e3,
+        ttft_s=chosen.ttft_slo_ms / 1e3,
+        ttft_per_token_s=chosen.ttft_slo_ms_per_token / 1e3,
+    )
     config = CoreConfig(
         peer=f"sched-{new_id()}",
         policy=chosen.scheduler,
         version=PROTOCOL_VERSION,
         observe_only=chosen.observe_only,
     )
-    return SchedulerCore(make(chosen.scheduler, objectives, chosen.option), config)
+    policy = make(chosen.scheduler, objectives, chosen.option, estimator)
+    return SchedulerCore(policy, config)
 
 
-def run(chosen: SchedulerSettings, core: SchedulerCore, reporter: Reporter) -> Exit:
+def run(
+    chosen: SchedulerSettings, core: SchedulerCore, reporter: Reporter, keeper: Keeper | None
+) -> Exit:
     """Run until the end, and return it."""
     try:
-        return asyncio.run(serve(chosen, core, reporter))
+        return asyncio.run(serve(chosen, core, reporter, keeper))
     except AddressRefused as error:
         return Exit(str(error), status=EXIT_CONFIG)
 
@@ -153,11 +192,12 @@ def main(arguments: list[str] | None = None) -> int:
     setproctitle(f"tandem-scheduler {chosen.scheduler}")
     try:
         logs.configure("scheduler", chosen.log_level)
-        core = build(chosen)
-    except ValueError as error:  # of the level, or a PolicyError
+        estimator, keeper = learner(chosen)
+        core = build(chosen, estimator)
+    except ValueError as error:  # of the level, a ProfileError or a PolicyError
         end = Exit(str(error), status=EXIT_CONFIG)
     else:
-        end = run(chosen, core, reporter)
+        end = run(chosen, core, reporter, keeper)
     reporter.send(Stopped(end.reason, fenced=end.fenced))
     if end.status:
         print(f"scheduler: {end.reason}", file=sys.stderr)

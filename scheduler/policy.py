@@ -4,6 +4,7 @@ A policy knows nothing of epochs, sequence numbers and links: the core adds thos
 when it differs from the standing one, and keeps the standing one when a policy fails.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Protocol
 
 from msgspec import Meta, Struct
@@ -14,6 +15,7 @@ from protocol.control_link import (
     Disjoint,
     Exclusive,
     PrefillPlan,
+    RequestView,
     Shared,
 )
 from protocol.ids import RequestRef
@@ -26,6 +28,23 @@ class Objectives(Struct, frozen=True, kw_only=True):
 
     tbt_s: Annotated[PositiveSeconds, Meta(description="time between tokens, seconds")]
     ttft_s: Annotated[PositiveSeconds, Meta(description="time to first token, seconds")]
+    ttft_per_token_s: Annotated[
+        float, Meta(ge=0, description="added to it for each prompt token to compute, seconds")
+    ] = 0.0
+
+    def ttft_of(self, request: RequestView) -> float:
+        """Return the objective of one request, seconds from its arrival: its own, or the base and
+        what its new tokens add. Cache hits lower it as far as they are known.
+        """
+        if request.slo.ttft_s is not None:
+            return request.slo.ttft_s
+        new = max(0, request.prompt_tokens - request.cached)
+        return self.ttft_s + self.ttft_per_token_s * new
+
+    def tbt_of(self, decoding: Iterable[RequestView]) -> float:
+        """Return the strictest objective of those that decode, else the service's, seconds."""
+        own = (request.slo.tbt_s for request in decoding)
+        return min((each for each in own if each is not None), default=self.tbt_s)
 
 
 class PolicyPlan(Struct, frozen=True, kw_only=True):
@@ -41,7 +60,9 @@ class PolicyPlan(Struct, frozen=True, kw_only=True):
 
 
 class Policy(Protocol):
-    """A scheduling policy, made as `Class(objectives, options)`, options of type `Options`."""
+    """A scheduling policy, made as `Class(objectives, options)`, options of type `Options`. One
+    that predicts has a third parameter, `estimator`: that of the process, or None.
+    """
 
     Options: ClassVar[type[Struct]]
     """A frozen struct: names, types, ranges and help of what `--option key=value` may set."""

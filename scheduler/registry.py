@@ -4,12 +4,14 @@ The only place that imports policies by name, so that a policy can live in anybo
 """
 
 import importlib
+import inspect
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
 import msgspec
 
+from scheduler.estimator.base import Estimator
 from scheduler.policy import Objectives, Policy
 
 GROUP = "tandem.schedulers"
@@ -48,8 +50,16 @@ def load(name: str) -> type[Any]:
     return found
 
 
-def make(name: str, objectives: Objectives, options: Sequence[str] = ()) -> Policy:
-    """Return a policy with its options, each given as `key=value`. Raises PolicyError."""
+def make(
+    name: str,
+    objectives: Objectives,
+    options: Sequence[str] = (),
+    estimator: Estimator | None = None,
+) -> Policy:
+    """Return a policy with its options, each given as `key=value`. Raises PolicyError.
+
+    `estimator` goes to policies whose class takes one.
+    """
     found = load(name)
     values: dict[str, str] = {}
     fields = [field.name for field in msgspec.structs.fields(found.Options)]
@@ -64,7 +74,11 @@ def make(name: str, objectives: Objectives, options: Sequence[str] = ()) -> Poli
         typed = msgspec.convert(values, found.Options, strict=False)
     except msgspec.ValidationError as error:
         raise PolicyError(f"options of {name} {values}: {error}") from error
-    policy: Policy = found(objectives, typed)
+    policy: Policy
+    if "estimator" in inspect.signature(found).parameters:
+        policy = found(objectives, typed, estimator=estimator)
+    else:
+        policy = found(objectives, typed)
     return policy
 
 

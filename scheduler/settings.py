@@ -25,6 +25,15 @@ class SchedulerSettings(Struct, frozen=True, kw_only=True):
     ttft_slo_ms: Annotated[
         Milliseconds, Meta(description="objective for the time to first token, ms")
     ] = 2000.0
+    ttft_slo_ms_per_token: Annotated[
+        float, Meta(ge=0, le=10_000, description="added to it for each prompt token to compute, ms")
+    ] = 1.0
+    profile: Annotated[
+        str | None, Meta(description="what `tandem profile` wrote; default: measure as it runs")
+    ] = None
+    soft_state: Annotated[
+        str | None, Meta(description="file that keeps what was learnt beside --profile")
+    ] = None
     observe_only: Annotated[bool, Meta(description="follow the worker and plan, but never act")] = (
         False
     )

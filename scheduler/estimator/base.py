@@ -1,11 +1,12 @@
 """What a policy asks of a latency estimator, whatever it is built from.
 
-Solo-run times with what multiplexing adds already in them where it was measured; the caller
-multiplies by its own guard. The profile-built estimator (MuxWise 3.3) fits the same interface.
+Three numbers: how long decode takes, how long at worst beside a given prefill, and how long prefill
+takes. Without a profile they come from `table.py`; with one from `fitted.py`.
 """
 
 from typing import Protocol
 
+from scheduler.estimator.loads import DecodeLoad, PrefillLoad
 from scheduler.view import WorkerView
 
 
@@ -16,12 +17,22 @@ class Estimator(Protocol):
         """Take the device works that `view` has noted since the last call."""
         ...
 
-    def decode_s(self, view: WorkerView, partition: int, rows: int, now: float) -> float:
-        """Return seconds of one decode iteration of `rows` requests on `partition`."""
+    def decode_s(self, view: WorkerView, partition: int, load: DecodeLoad, now: float) -> float:
+        """Return seconds of one decode iteration on `partition`, contention left out where the
+        estimator knows it apart (DRIFT 3.4).
+        """
+        ...
+
+    def worst_decode_s(
+        self, view: WorkerView, partition: int, load: DecodeLoad, beside: PrefillLoad, now: float
+    ) -> float:
+        """Return seconds of one decode iteration on `partition` at worst, while a prefill of
+        `beside` runs on the other side (MuxWise 3.3.2).
+        """
         ...
 
     def prefill_s(
-        self, view: WorkerView, partition: int, tokens: int, layers: int, now: float
+        self, view: WorkerView, partition: int, load: PrefillLoad, layers: int, now: float
     ) -> float:
-        """Return seconds that `tokens` new tokens take through `layers` layers on `partition`."""
+        """Return seconds that `load` takes through `layers` layers on `partition`."""
         ...

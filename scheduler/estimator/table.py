@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from protocol.control_link import WHOLE, DeviceWork, Lane
+from scheduler.estimator.loads import DecodeLoad, PrefillLoad
+from scheduler.estimator.works import Works
 from scheduler.view import WorkerView
 
 K = TypeVar("K")
@@ -19,6 +21,10 @@ WEIGHT = 0.2
 """Weight of a new measurement; the mean forgets with (1 - WEIGHT) per measurement."""
 FORGET_S = 30.0
 """A cell not measured for so long says nothing any more: the load has changed since."""
+
+GUARD = 1.2
+"""Worst case over what was measured lately, contention included: P99 over P50 was up to 1.1 beside
+steady prefill on an H200, and loads change."""
 
 SEED_DECODE = {"SM": 1.2, "core": 0.04}
 """Unit-seconds of one decode iteration before anything is measured: an 8B model's 9.3 ms on 132 SMs
@@ -60,21 +66,16 @@ class SplitTable:
         """Seconds an iteration by (partition, batch-size bucket)."""
         self.prefill: dict[int, Cell] = {}
         """Seconds per new token and layer by partition."""
-        self._boot = ""
-        self._seen = 0
+        self._works = Works()
 
     def learn(self, view: WorkerView, now: float) -> None:
         """Take the device works that `view` has noted since the last call."""
-        if view.boot != self._boot:  # another worker's life, possibly another machine's
+        rebooted, works = self._works.fresh(view)
+        if rebooted:
             self.decode.clear()
             self.prefill.clear()
-            self._boot, self._seen = view.boot, 0
-        for number, work in reversed(view.recent):
-            if number <= self._seen:
-                break
+        for work in works:
             self._take(work, now)
-        if view.recent:
-            self._seen = view.recent[-1][0]
 
     def _take(self, work: DeviceWork, now: float) -> None:
         if work.lane is Lane.PREFILL and work.new_tokens and work.layers:
@@ -84,15 +85,15 @@ class SplitTable:
             key = (work.partition, bucket(work.batch_size))
             _add(self.decode, key, work.seconds, work.batch_size, now)
 
-    def decode_s(self, view: WorkerView, partition: int, rows: int, now: float) -> float:
-        """Return seconds of one decode iteration of `rows` requests on `partition`.
+    def decode_s(self, view: WorkerView, partition: int, load: DecodeLoad, now: float) -> float:
+        """Return seconds of one decode iteration on `partition`, beside prefill if it was so.
 
         From the cell that needs the least extrapolation; no less for fewer rows than measured.
         Such a guess errs towards the slow side for fewer units, and is replaced by a measurement
         once it is tried.
         """
         units = _units(view, Lane.DECODE)
-        rows = max(1, rows)
+        rows = max(1, load.rows)
         fresh = {key: cell for key, cell in self.decode.items() if now - cell.at <= FORGET_S}
         if not fresh:
             return SEED_DECODE.get(view.unit, 1.0) / units(partition)
@@ -106,10 +107,17 @@ class SplitTable:
             scale *= _growth(fresh[near].rows, rows)
         return fresh[near].mean * scale
 
-    def prefill_s(
-        self, view: WorkerView, partition: int, tokens: int, layers: int, now: float
+    def worst_decode_s(
+        self, view: WorkerView, partition: int, load: DecodeLoad, beside: PrefillLoad, now: float
     ) -> float:
-        """Return seconds that `tokens` new tokens take through `layers` layers on `partition`."""
+        """Return the measured time with a fixed guard, whatever runs beside it."""
+        return self.decode_s(view, partition, load, now) * GUARD
+
+    def prefill_s(
+        self, view: WorkerView, partition: int, load: PrefillLoad, layers: int, now: float
+    ) -> float:
+        """Return seconds that `load` takes through `layers` layers on `partition`."""
+        tokens = load.new
         units = _units(view, Lane.PREFILL)
         fresh = {key: cell for key, cell in self.prefill.items() if now - cell.at <= FORGET_S}
         if fresh:

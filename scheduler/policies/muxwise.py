@@ -21,9 +21,10 @@ from protocol.control_link import (
 )
 from scheduler.batching import BatchBook, tokens_of
 from scheduler.estimator.base import Estimator
+from scheduler.estimator.loads import DecodeLoad, PrefillLoad
 from scheduler.estimator.table import SplitTable
 from scheduler.policy import Objectives, PolicyPlan
-from scheduler.view import WorkerView
+from scheduler.view import WorkerView, context_tokens
 
 LAYER_SLACK = 0.25
 """Relative change of the layers per quantum that is not worth a new plan."""
@@ -98,8 +99,9 @@ class MuxWise:
             return None, "no disjoint partition here: lanes take turns"
         allowed = self.objective_s(view)
         rows = len(view.decoding)
+        load = DecodeLoad(rows, sum(map(context_tokens, view.decoding)))
         worst = {
-            p.index: self._estimator.decode_s(view, p.index, rows, now) * self._options.guard
+            p.index: self._estimator.decode_s(view, p.index, load, now) * self._options.guard
             for p in splits
         }
         fixed = next((p for p in splits if p.index == self._options.split), None)
@@ -139,10 +141,12 @@ class MuxWise:
         where = split.index if split and rows else WHOLE
         decode_s = self.objective_s(view)
         if rows:
-            decode_s = self._estimator.decode_s(view, where, rows, now)
+            load = DecodeLoad(rows, sum(map(context_tokens, view.decoding)))
+            decode_s = self._estimator.decode_s(view, where, load, now)
         if not tokens:
             return min(self._layers or total, total)
-        prefill_s = self._estimator.prefill_s(view, where, tokens, total, now)
+        new = PrefillLoad(tokens, 0, 0, 0)
+        prefill_s = self._estimator.prefill_s(view, where, new, total, now)
         layers = ceil(decode_s * total / prefill_s) if prefill_s > 0 else total
         layers = min(max(layers, self._options.min_layers), total)
         near = abs(layers - self._layers) <= LAYER_SLACK * self._layers

@@ -23,8 +23,11 @@ from protocol.link import LINK
 from protocol.pump import pump
 from protocol.transport.zeromq import bind
 from scheduler.core import Exit
-from scheduler.main import build, main, serve
+from scheduler.estimator.profile import save
+from scheduler.estimator.soft_state import read as read_soft_state
+from scheduler.main import build, learner, main, serve
 from scheduler.settings import SchedulerSettings
+from tests.unit.scheduler.profiles import profile
 from tests.unit.scheduler.world import decoding, queued, snapshot
 
 
@@ -78,9 +81,10 @@ async def running(run_dir, **options):
     chosen = SchedulerSettings(run_dir=run_dir, **options)
     worker = PlayedWorker(run_dir)
     read, write = os.pipe()
+    estimator, keeper = learner(chosen)
     tasks = [
         asyncio.create_task(worker.run()),
-        asyncio.create_task(serve(chosen, build(chosen), Reporter(write))),
+        asyncio.create_task(serve(chosen, build(chosen, estimator), Reporter(write), keeper)),
     ]
     try:
         yield worker, tasks[1], read
@@ -141,6 +145,8 @@ async def test_an_observer_never_attaches(run_dir):
         (["--scheduler", "nix"], "known: chunked, muxwise, prefill_first"),
         (["--scheduler", "chunked", "--option", "depth=99"], "depth"),
         (["--log-level", "loud"], "loud"),
+        (["--profile", "/nowhere/p.json"], "/nowhere/p.json: No such file"),
+        (["--soft-state", "s.json"], "of no use without --profile"),
     ],
 )
 def test_a_wrong_configuration_ends_with_its_status_and_says_why(run_dir, flags, why, capsys):
@@ -153,6 +159,17 @@ def test_a_wrong_configuration_ends_with_its_status_and_says_why(run_dir, flags,
     assert isinstance(stopped, Stopped)
     assert why in stopped.reason
     assert why in capsys.readouterr().err
+
+
+async def test_what_it_learns_beside_a_profile_is_kept_when_it_ends(run_dir, tmp_path):
+    taken, kept = tmp_path / "profile.json", tmp_path / "soft.json"
+    save(taken, profile())
+    async with running(run_dir, profile=str(taken), soft_state=str(kept)) as (worker, scheduler, _):
+        plan = await worker.hears(Plan)
+        assert "predicted" in plan.reason
+        os.kill(os.getpid(), 15)
+        await scheduler
+    assert read_soft_state(kept).profile
 
 
 def test_a_run_directory_that_others_can_enter_is_refused(tmp_path, capsys):
