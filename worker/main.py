@@ -24,7 +24,7 @@ from worker.core.config import CoreConfig
 from worker.core.machine import WorkerCore
 from worker.executors import factory
 from worker.executors.base import DeviceInfo, Executor
-from worker.server import DeviceFailed, Server
+from worker.server import TICK_S, DeviceFailed, Server
 from worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -101,6 +101,7 @@ def serve(chosen: WorkerSettings, reporter: Reporter, signals: Signals) -> None:
         Endpoint(data_transport, ToWorker, LINK),
         Endpoint(control_transport, ControlToWorker, LINK),
         time.monotonic,
+        TICK_S,
     )
     gc.collect()
     gc.freeze()

@@ -54,13 +54,16 @@ class Server:
         data: DataEndpoint,
         control: ControlEndpoint,
         clock: Callable[[], float],
+        tick_s: float,
     ) -> None:
+        """`tick_s`: period of the core's ticks, normally TICK_S."""
         self._core, self._executor = core, executor
         self._data, self._control, self._clock = data, control, clock
+        self._tick_s = tick_s
         self._next_tick = clock()
         self._poller = select.poll()
         for descriptor in (data.fileno(), control.fileno(), executor.fileno()):
-            if descriptor is not None:
+            if descriptor is not None and descriptor >= 0:  # in memory there is none
                 self._poller.register(descriptor, select.POLLIN)
 
     def run(self, drain: Callable[[], bool], drain_timeout_s: float) -> None:
@@ -92,17 +95,20 @@ class Server:
             self._feed(Completed(completion))
         messages = self._take_data() + self._take_control()
         if (now := self._clock()) >= self._next_tick:
-            self._next_tick = now + TICK_S
+            self._next_tick = now + self._tick_s
             self._feed(Tick())
         return bool(completions) or messages > 0
 
+    def deadline(self) -> float:
+        """When the next turn is due at the latest, if no message and no completion comes before."""
+        now = self._clock()
+        return min(self._next_tick, self._data.deadline(now), self._control.deadline(now))
+
     def wait(self) -> None:
         """Return when there may be something to do. An executor without a descriptor is polled."""
-        now = self._clock()
-        due = min(self._next_tick, self._data.deadline(now), self._control.deadline(now))
         if self._executor.fileno() is None and self._in_flight():
             return
-        self._poller.poll(max(0.0, due - now) * 1000)
+        self._poller.poll(max(0.0, self.deadline() - self._clock()) * 1000)
 
     def _in_flight(self) -> bool:
         return any(self._core.in_flight(lane) for lane in Lane)

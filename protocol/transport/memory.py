@@ -164,7 +164,11 @@ class Network:
         """When something next arrives or connects; infinity: never, unless somebody sends."""
         sockets = [*self._binders.values(), *self._connectors]
         arrivals = (socket.next_arrival() for socket in sockets)
-        return min((*arrivals, *(c._retry_at for c in self._connectors)), default=_NEVER)
+        return min((*arrivals, self.next_connection()))
+
+    def next_connection(self) -> float:
+        """When somebody next tries to connect; infinity: never."""
+        return min((connector._retry_at for connector in self._connectors), default=_NEVER)
 
     def cut(self, connector: MemoryTransport, keep: int, keep_back: int) -> int:
         """Break a connection: all but the first frames in flight are lost, in each direction.
