@@ -5,7 +5,7 @@ a process that has none.
 """
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 from rich.progress import TaskID as BarId
 from rich.text import Text
 
@@ -29,7 +29,7 @@ class Display:
                 SpinnerColumn(),
                 TextColumn("{task.fields[role]:<9} {task.description}"),
                 BarColumn(bar_width=30),
-                MofNCompleteColumn(),
+                TaskProgressColumn(),
                 console=console,
                 auto_refresh=False,
                 transient=True,
@@ -38,20 +38,22 @@ class Display:
 
     def stage(self, key: Key, role: Role, stage: Stage) -> None:
         """Show how far a start is."""
-        total = stage.total or None
-        if self._progress is not None:
-            if key not in self._bars:
-                self._bars[key] = self._progress.add_task("", role=role, total=total)
-            self._progress.update(
-                self._bars[key], description=stage.name, completed=stage.done, total=total
-            )
-            self._progress.refresh()
-        elif self._stages.get(key) != stage.name:
+        begins = self._stages.get(key) != stage.name
+        if begins:
+            self.forget(key)
             self._stages[key] = stage.name
-            self.line(role, stage.name)
+        if self._progress is None:
+            if begins:
+                self.line(role, stage.name)
+            return
+        if begins:
+            total = stage.total or None
+            self._bars[key] = self._progress.add_task(stage.name, role=role, total=total)
+        self._progress.update(self._bars[key], completed=stage.done)
+        self._progress.refresh()
 
     def forget(self, key: Key) -> None:
-        """The process is ready, or has gone."""
+        """Its stage is over: the process is ready, has gone, or goes on with another stage."""
         self._stages.pop(key, None)
         if self._progress is not None and key in self._bars:
             self._progress.remove_task(self._bars.pop(key))

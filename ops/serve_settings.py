@@ -26,8 +26,8 @@ MODULES = {
 }
 """What `python -m` is told to start."""
 
-PER_PROCESS = ("run_dir", "ready_fd")
-"""What the launcher decides for each process."""
+PER_PROCESS = ("run_dir", "ready_fd", "observe_only")
+"""What the launcher decides for each process; a scheduler that never acts cannot serve."""
 
 
 class LauncherSettings(Struct, frozen=True, kw_only=True):
