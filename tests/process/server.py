@@ -182,6 +182,21 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         await self._session.close()
 
+    @contextlib.asynccontextmanager
+    async def asking(self, ask: Ask, *, stream: bool) -> AsyncIterator[None]:
+        """Ask, and close the connection without an answer at the end of the block."""
+        body = ask.body(self._model)
+        if not stream:
+            body |= {"stream": False, "stream_options": None}
+        url = f"{self._url}/v1/completions"
+        posted = asyncio.create_task(aiohttp.request("POST", url, json=body).__aenter__())
+        try:
+            yield
+        finally:
+            if posted.done():
+                posted.result().close()
+            posted.cancel()
+
     async def stream(self, ask: Ask, answer: Answer | None = None) -> Answer:
         """Stream one answer to its end. Any error fails the test."""
         answer = answer or Answer()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.peers import Gateway, wait_for
 from tests.process.server import Answer, Ask, Client, Server, client, ended
 from tests.process.workload import asks, compare, undisturbed
 
@@ -127,6 +128,18 @@ async def test_a_scheduler_that_hangs_is_replaced_and_fenced_when_it_wakes(
     assert report.equal + report.ties == 2
     assert server.row("scheduler").state == "ready"
     assert server.pid("scheduler") != hung
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_hangs_up_frees_its_pages(server: Server, stream: bool) -> None:
+    observer = Gateway(server.folder)
+    idle = observer.load_is(running=0, queued=0, pages_referenced=0)
+    await asyncio.to_thread(wait_for, idle, observer)
+    ask = asks(max_tokens=4000)[0]
+    async with client(server) as user, user.asking(ask, stream=stream):
+        await asyncio.to_thread(wait_for, observer.load_is(running=1), observer)
+    await asyncio.to_thread(wait_for, idle, observer)
+    observer.close()
 
 
 async def test_a_swap_to_what_is_no_scheduler_fails_with_the_known_names(server: Server) -> None:
