@@ -22,12 +22,14 @@ SCHEMA = 1
 
 M_BUCKETS: tuple[int, ...] = (
     *(1, 8, 16, 32, 48, 64, 96, 128),
-    *range(192, 2305, 64),
+    *(192, 256, 288, 320, 352, 384),
+    *range(448, 2305, 64),
     *(2560, 3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384),
 )
 """Upper ends, in rows. Small ones are close together: there a tile too large is mostly padding, and
 a plan for 1,536 rows that runs 1,088 (a chunk of 1,024 and its decode rows) leaves SMs idle. A
-single row has its own, for cuBLASLt takes it for a vector, whose algorithms differ.
+single row has its own, for cuBLASLt takes it for a vector, whose algorithms differ; 288 and 352 are
+chunks of 256 and 320 with 32 decode rows.
 """
 
 
