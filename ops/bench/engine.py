@@ -261,6 +261,7 @@ def measure_case(executor: Any, settings: EngineSettings, case: str) -> None:
     bench = Bench(executor, settings, case)
     start_report = {**bench.key(), **asdict(executor.report())}
     found: dict[str, Any] = {"points": [], "solo": [bench.solo()], "starts": [start_report]}
+    save(Path(settings.output), bench.key(), found)
     for point in bench.points():
         found["points"].append(point)
         save(Path(settings.output), bench.key(), found)
