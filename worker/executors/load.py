@@ -24,7 +24,8 @@ def load_weights(
     tell: Tell,
 ) -> Model:
     """Read the weights, or make random ones. Raises LoadError and UnsupportedModelError."""
-    bar = loaders.TerminalProgress(name)
+    # Under a launcher the reports are enough: it shows the bar.
+    bar = loaders.TerminalProgress(name) if settings.ready_fd is None else loaders.silent
 
     def progress(done: int, total: int) -> None:
         bar(done, total)
