@@ -92,6 +92,7 @@ class WorkerCore:
                 self._tick()
             case Drain(final=final):
                 self._drain(final=final)
+        self._prefill.sweep()
         if not self.dead:
             self._dispatch(now)
         self._tell_credits()
@@ -170,7 +171,6 @@ class WorkerCore:
     # --- what happens ---
 
     def _dispatch(self, now: float) -> None:
-        self._prefill.sweep()
         self._dispatcher.run(self._control.order, now)
         while self._flights.idle and self._make_room():
             self._dispatcher.run(self._control.order, now)

@@ -304,3 +304,19 @@ def test_fused_chunks_of_a_request_that_fails_leave_nothing():
     world.run.run_idle()
     assert isinstance(world.sent(ref).terminal, Failed)
     world.expect_empty()
+
+
+def test_a_broken_device_holds_no_pages_of_a_started_batch():
+    """Its first quantum fails and is the last that may: the batch is parked and nobody wants it."""
+    world = World(
+        device(),
+        CoreConfig(max_launch_errors=1),
+        fault=lambda work: "broken",
+    )
+    ref = world.submit("r0", 12)
+    world.attach()
+    world.plan([[ref]], layers=1)
+    world.run.run_idle()
+    assert world.core.dead
+    assert world.core.idle
+    assert world.core.referenced_pages == 0
