@@ -3,6 +3,7 @@
 # Needs CPython 3.11 or 3.12 with venv, and a package registry. Choices:
 #   PYTHON  interpreter for .venv; default: the first of python3.11, python3.12, python3 that fits
 #   TORCH   what pip is asked for torch; default: the pinned release
+#   SEEDS   lives that `make simulate` lives; default: 10000
 #   EXTRAS  of the package; default: worker, and cuda too when an NVIDIA GPU is found
 #   ARGS    more arguments for what a target runs: make test ARGS='-k supervisor'
 #   BENCH   where benchmarks write
@@ -30,6 +31,7 @@ help:
 	@echo 'make demo          serve the embedded model, ask it a question, keep serving (ONCE=1: end)'
 	@echo 'make test          tests that need no GPU and no other process (a few minutes)'
 	@echo 'make check         format, lint, types, import rules'
+	@echo 'make simulate      lives of the whole system with faults, by seed: SEEDS=100000 takes long'
 	@echo 'make test-process  tests with real processes, signals and a real model (minutes)'
 	@echo 'make test-gpu      tests that need an NVIDIA GPU'
 	@echo 'make bench-cpu     measure the two lanes on the CPU of this machine'
@@ -69,6 +71,12 @@ demo: $(VENV)/.runs
 .PHONY: test
 test: $(VENV)/.tests
 	$(BIN)/python -m pytest $(ARGS)
+
+SEEDS ?= 10000
+
+.PHONY: simulate
+simulate: $(VENV)/.tests
+	$(BIN)/python -m tests.simulation.run --seeds 0:$(SEEDS) $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.tests
