@@ -238,6 +238,11 @@ class CudaExecutor:
         """Device state of requests, for tests that look at logits."""
         return self._slots
 
+    @property
+    def parked_batches(self) -> int:
+        """Prefill batches that are started and not finished."""
+        return len(self._prefill)
+
     def report(self) -> StartReport:
         """Return what starting took."""
         return StartReport(

@@ -71,6 +71,10 @@ class PrefillLane:
         self._batches: dict[int, Batch] = {}
         self._active: Batch | None = None
 
+    def __len__(self) -> int:
+        """Batches between their first quantum and their last."""
+        return len(self._batches)
+
     def discard(self, batch: int) -> None:
         """Drop a batch that will not go on."""
         if self._batches.pop(batch, None) is self._active:
