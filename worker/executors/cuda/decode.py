@@ -202,7 +202,7 @@ class DecodeLane:
         """Run decode rows and prompt chunks as one batch, rows first."""
         chunks, rows = flatten(batch.chunks), len(batch.slots)
         drawing = (*batch.slots, *chunks.sampled_slots)
-        draw_plan = self._slots.plan(drawing)
+        draw_plan = self._slots.plan(drawing) if drawing else None
         positions = np.asarray(batch.positions, dtype=np.int32)
         slots = (*batch.slots, *(chunk.slot for chunk in batch.chunks))
         lengths = np.concatenate((positions + 1, chunks.lengths))
@@ -228,7 +228,8 @@ class DecodeLane:
         segments = self._segments(work, rows, chunks.indptr, qo_indptr, pages, on_device)
         work.start.record()
         result = self._forward_fused(on_device, segments, work.side)
-        work.draw = self._slots.draw(result, drawing, draw_plan)
+        if result is not None and draw_plan is not None:
+            work.draw = self._slots.draw(result, drawing, draw_plan)
 
     def _segments(
         self,
@@ -248,6 +249,10 @@ class DecodeLane:
         tokens = int(qo_indptr[-1])
         attention = self._ops.attention
         new = np.diff(chunk_indptr)
+        if len(new) == 0:
+            whole = DevicePages(qo, indptr, indices, last)
+            plan = attention.plan("fa2", qo_indptr, pages, whole, work.stage(self._plans))
+            return [Segment(0, tokens, plan)]
         held = (np.diff(pages.indptr) - 1) * self._config.page_size + pages.last
         reused = held[rows:] - new
         choice = prefill_backend(
@@ -280,7 +285,8 @@ class DecodeLane:
 
     def _forward_fused(
         self, on_device: Sequence[Tensor], segments: Sequence[Segment], side: Side
-    ) -> Tensor:
+    ) -> Tensor | None:
+        """Run all layers; return the logits that are drawn from, None when none are."""
         slots, ids, positions, row_of, qo, _, indptr, last, drawing, indices = on_device
         model, ops = self._model, self._ops
         pages = DevicePages(qo, indptr, indices, last)
@@ -288,4 +294,4 @@ class DecodeLane:
         tokens = torch.cat((self._slots.last[slots], ids.long()))
         hidden = embed(ops, model, tokens)
         state = run_layers(ops, model, hidden, None, positions, 0, model.config.num_layers)
-        return logits(ops, model, *state, drawing)
+        return logits(ops, model, *state, drawing) if len(drawing) else None
