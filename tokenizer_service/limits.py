@@ -24,5 +24,5 @@ MAX_TEMPLATE_STEPS = 1_000_000
 MAX_TEMPLATE_PRODUCT = 10_000_000
 """Items in a repeated string or list, and bits in a power, inside a chat template."""
 
-MAX_INCARNATIONS = 8
-"""Attempts at one request over restarts of the worker."""
+MAX_ATTEMPTS = 8
+"""At one request, over restarts of the worker; a submit that was lost on the way is none."""

@@ -50,7 +50,7 @@ from tokenizer_service.events import (
     Tell,
     Tick,
 )
-from tokenizer_service.limits import MAX_INCARNATIONS
+from tokenizer_service.limits import MAX_ATTEMPTS
 from tokenizer_service.worker_state import Phase, WorkerState
 
 RESYNC_S = 1.0
@@ -64,6 +64,8 @@ class _Live:
     job: Job
     arrival: float
     incarnation: int = 0
+    attempts: int = 1
+    """Incarnations that the worker may have had; of a submit that was lost it knows nothing."""
     output: list[int] = field(default_factory=list)
     submitted: bool = False
     admitted: bool = False
@@ -221,6 +223,8 @@ class Registry:
         live = self._current(ref)
         if live is None:
             return
+        if code is FailCode.UNKNOWN_REQUEST:
+            live.attempts -= 1  # the submit was lost, perhaps not for the last time: no attempt
         if code in TRY_AGAIN:
             yield from self._try_again(live, text, now)
             return
@@ -259,12 +263,13 @@ class Registry:
         )
 
     def _try_again(self, live: _Live, why: str, now: float) -> Iterator[Effect]:
-        live.incarnation += 1
-        self._resubmits += 1
-        if live.incarnation >= MAX_INCARNATIONS:
-            text = f"given up after {MAX_INCARNATIONS} attempts; the last one: {why}"
+        if live.attempts >= MAX_ATTEMPTS:
+            text = f"given up after {MAX_ATTEMPTS} attempts; the last one: {why}"
             yield self._break(live, FailCode.INTERNAL, text)
             return
+        live.incarnation += 1
+        live.attempts += 1
+        self._resubmits += 1
         yield self._submit(live, now)
 
     def _gap(self, now: float) -> Iterator[Effect]:

@@ -51,7 +51,7 @@ from tokenizer_service.events import (
     Tell,
     Tick,
 )
-from tokenizer_service.limits import MAX_INCARNATIONS
+from tokenizer_service.limits import MAX_ATTEMPTS
 from tokenizer_service.registry import RESYNC_S, Registry
 
 MODEL = ModelInfo(name="m", num_layers=1, vocab_size=100, max_model_len=64, page_size=16)
@@ -277,14 +277,24 @@ def test_a_live_request_that_the_worker_does_not_have_is_submitted_again(code: F
 
 def test_attempts_are_bounded() -> None:
     registry, _ = started()
-    for attempt in range(MAX_INCARNATIONS - 1):
-        registry.on(failed(RequestRef("r", attempt), FailCode.UNKNOWN_REQUEST), 0.1)
-    last = RequestRef("r", MAX_INCARNATIONS - 1)
-    (effect,) = registry.on(failed(last, FailCode.UNKNOWN_REQUEST, "gone"), 0.1)
+    for attempt in range(MAX_ATTEMPTS - 1):
+        registry.on(failed(RequestRef("r", attempt), FailCode.ABORTED), 0.1)
+    last = RequestRef("r", MAX_ATTEMPTS - 1)
+    (effect,) = registry.on(failed(last, FailCode.ABORTED, "gone"), 0.1)
     assert isinstance(effect, Tell)
     assert isinstance(effect.news, Broken)
     assert "8 attempts" in effect.news.message
     assert registry.live() == []
+
+
+def test_submits_that_were_lost_are_no_attempts() -> None:
+    """A link that loses one after the other delays a request and never fails it."""
+    registry, _ = started()
+    for attempt in range(3 * MAX_ATTEMPTS):
+        lost = failed(RequestRef("r", attempt), FailCode.UNKNOWN_REQUEST)
+        (effect,) = registry.on(lost, 0.1)
+        assert isinstance(effect, Send)
+        assert isinstance(effect.message, Submit)
 
 
 @pytest.mark.parametrize(
