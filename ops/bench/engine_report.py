@@ -92,12 +92,41 @@ def draw(points: Sequence[Point], title: str, path: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_switch(switch: Point, path: Path) -> None:
+    """Draw both lanes around a change of the split: one bar a launch, its colour the SMs."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(11, 2.4))
+    colours = pyplot.get_cmap("viridis")
+    for place, lane in enumerate(("prefill", "decode")):
+        for start, end, units in switch[lane]:
+            axes.barh(place, end - start, left=start, height=0.7, edgecolor="white",
+                      color=colours(units / 132))  # fmt: skip
+            axes.text((start + end) / 2, place, str(units), ha="center", va="center", fontsize=7)
+    axes.axvline(0.0, color="red", linewidth=1)
+    axes.set_yticks((0, 1), ("prefill", "decode"))
+    axes.set(xlabel="ms from the change of the split; bars carry the SMs of their launch")
+    axes.set_title(
+        f"{switch['model']}: decode from {switch['from_decode_sms']} to"
+        f" {switch['to_decode_sms']} SMs in the middle of a prefill", fontsize=9
+    )  # fmt: skip
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 def main() -> None:
     """Draw every case of a folder's frontier.json; write `tables.md` beside it."""
     parser = argparse.ArgumentParser(description="Draw the engine's frontier.")
     parser.add_argument("folder", type=Path, help="holds frontier.json; pictures go there")
     folder = parser.parse_args().folder
-    points = json.loads((folder / "frontier.json").read_text())["points"]
+    found = json.loads((folder / "frontier.json").read_text())
+    points = found["points"]
+    for switch in found.get("switches", [])[:1]:
+        draw_switch(switch, folder / "switch.png")
     parts = []
     for case in cases(points):
         name, chosen = f"{case[0]}-{case[1]}-{case[2]}", of_case(points, case)

@@ -1,14 +1,18 @@
 """What the CUDA executor decides before it touches the device: buckets, memory, nesting."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 
+from protocol.model_files import ModelFiles
 from worker.executors.cuda.config import CudaConfig, bucket_for
 from worker.executors.cuda.nesting import PartitionError, fitting, verify
 from worker.executors.cuda.pool import MemoryPlan, PoolTooSmall, make_pool, page_bytes
+from worker.executors.cuda.start import CudaUnfit, start_from_settings
 from worker.models.config import ModelConfig, RopeConfig
+from worker.settings import DType, WorkerSettings
 
 CONFIG = CudaConfig(
     device=0,
@@ -103,3 +107,10 @@ def test_sides_that_share_an_sm_are_refused():
 def test_rows_that_are_not_nested_are_refused():
     with pytest.raises(PartitionError, match="row 2 is not nested in row 1"):
         verify([ids(0, 24), ids(8, 24)], [ids(24, 32), ids(0, 8)])
+
+
+def test_float32_on_a_gpu_is_refused_before_anything_is_loaded():
+    settings = WorkerSettings(run_dir="/nowhere", dtype=DType.FLOAT32)
+    files = ModelFiles("hf", Path("/nowhere"), "m")
+    with pytest.raises(CudaUnfit, match="--dtype float32"):
+        start_from_settings(settings, "m", files, lambda *_: None)

@@ -20,6 +20,10 @@ NORMS = "FLASHINFER_USE_CUDA_NORM"
 """Its other norm kernels need a compiler that flashinfer does not bring."""
 
 
+class CudaUnfit(ValueError):
+    """A GPU cannot do what the settings ask. The message says what instead."""
+
+
 def start(
     name: str, model: Model, config: CudaConfig, progress: Callable[[str, int, int], None]
 ) -> "CudaExecutor":
@@ -39,15 +43,16 @@ def start_from_settings(
 ) -> "CudaExecutor":
     """Load the model that a worker's settings name onto the GPU, and start its lanes.
 
-    Raises what `start` raises, LoadError, and UnsupportedModelError.
+    Raises what `start` raises, LoadError, UnsupportedModelError and CudaUnfit.
     """
     import torch
 
     from worker.executors.load import load_weights
 
-    dtype = torch.float32 if settings.dtype is DType.FLOAT32 else torch.bfloat16
+    if settings.dtype is DType.FLOAT32:
+        raise CudaUnfit("--dtype float32: the lanes on a GPU compute in bfloat16 only")
     device = torch.device("cuda", 0)
-    model = load_weights(settings, name, files, device, dtype, tell)
+    model = load_weights(settings, name, files, device, torch.bfloat16, tell)
     config = CudaConfig(
         device=0,
         max_slots=settings.max_num_seqs,
