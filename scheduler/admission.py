@@ -21,8 +21,10 @@ class Room:
         self._rows = view.limits.max_num_seqs - len(started) - len(decoding)
         self._pages = view.pool.free + view.pool.cached
         self._idle = not started and not decoding
-        for request in (*started, *decoding):
+        for request in started:
             self._pages -= self._need(request, to_prefill(request))
+        for request in decoding:
+            self._pages -= self._need(request, 0)
 
     def reserve(self, request: RequestView) -> None:
         """Use up what `request`, queued and already promised a start, will take."""

@@ -4,7 +4,6 @@ A policy knows nothing of epochs, sequence numbers and links: the core adds thos
 when it differs from the standing one, and keeps the standing one when a policy fails.
 """
 
-from collections.abc import Iterable
 from typing import Annotated, ClassVar, Protocol
 
 from msgspec import Meta, Struct
@@ -27,7 +26,7 @@ class Objectives(Struct, frozen=True, kw_only=True):
     """Latency objectives of the service; a request's own objective goes before them."""
 
     tbt_s: Annotated[PositiveSeconds, Meta(description="time between tokens, seconds")]
-    ttft_s: Annotated[PositiveSeconds, Meta(description="time to first token, seconds")]
+    ttft_s: Annotated[float, Meta(ge=0, description="time to first token, seconds")]
     ttft_per_token_s: Annotated[
         float, Meta(ge=0, description="added to it for each prompt token to compute, seconds")
     ] = 0.0
@@ -41,10 +40,9 @@ class Objectives(Struct, frozen=True, kw_only=True):
         new = max(0, request.prompt_tokens - request.cached)
         return self.ttft_s + self.ttft_per_token_s * new
 
-    def tbt_of(self, decoding: Iterable[RequestView]) -> float:
-        """Return the strictest objective of those that decode, else the service's, seconds."""
-        own = (request.slo.tbt_s for request in decoding)
-        return min((each for each in own if each is not None), default=self.tbt_s)
+    def tbt_of(self, view: WorkerView) -> float:
+        """Return the strictest own objective of those that decode, else the service's, seconds."""
+        return min(view.decode_tbt.values(), default=self.tbt_s)
 
 
 class PolicyPlan(Struct, frozen=True, kw_only=True):

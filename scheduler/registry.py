@@ -19,6 +19,7 @@ GROUP = "tandem.schedulers"
 
 BUILT_IN = {
     "chunked": "scheduler.policies.chunked:Chunked",
+    "drift": "scheduler.policies.drift:Drift",
     "muxwise": "scheduler.policies.muxwise:MuxWise",
     "prefill_first": "scheduler.policies.prefill_first:PrefillFirst",
 }

@@ -32,9 +32,18 @@ from protocol.control_link import (
 )
 from protocol.data_link import ModelInfo, WorkerLimits
 from protocol.ids import BootId, ModelName, RequestRef
+from scheduler.ordered import Ordered
 
 RECENT_WORKS = 256
 """Device works remembered; a policy that plans after every event misses none."""
+
+_GROUPS = {
+    RequestState.QUEUED: RequestState.QUEUED,
+    RequestState.PREFILLING: RequestState.PREFILLING,
+    RequestState.SUSPENDED: RequestState.PREFILLING,
+    RequestState.DECODING: RequestState.DECODING,
+}
+"""States whose requests are kept in one order, by the state that stands for them."""
 
 Facts = tuple[int, PoolState, dict[RequestRef, RequestView], tuple[StartedBatch, ...]]
 
@@ -47,11 +56,6 @@ class Fold(Enum):
     """The snapshot contains it already."""
     GAP = "gap"
     """Events before it are missing: a new snapshot is needed, and this one was not applied."""
-
-
-def age_order(request: RequestView) -> tuple[int, float, str]:
-    """Sort key: lower priority value first, then the oldest; the id makes it total."""
-    return (request.priority, request.arrival, request.ref.request)
 
 
 def to_prefill(request: RequestView) -> int:
@@ -88,12 +92,23 @@ class WorkerView:
         self.unit = snapshot.unit
         self.units = snapshot.units
         self.partitions: tuple[Partition, ...] = snapshot.partitions
+        pairs = (p for p in self.partitions if p.index and p.prefill_units and p.decode_units)
+        self.splits = tuple(sorted(pairs, key=lambda p: p.decode_units))
+        """The disjoint partitions, fewest decode units first."""
         self.models: dict[ModelName, ModelInfo] = {model.name: model for model in snapshot.models}
         self.limits: WorkerLimits = snapshot.limits
         self.pool: PoolState = snapshot.pool
         self.requests: dict[RequestRef, RequestView] = {
             request.ref: request for request in snapshot.requests
         }
+        states = {state: Ordered(self.requests) for state in set(_GROUPS.values())}
+        self._ordered = {state: states[group] for state, group in _GROUPS.items()}
+        for group, ordered in states.items():
+            ordered.fill(r for r in snapshot.requests if _GROUPS[r.state] is group)
+        self.decode_context = sum(context_tokens(r) for r in self.decoding)
+        """Tokens that one more decode iteration of all rows attends to."""
+        self.decode_tbt = {r.ref: r.slo.tbt_s for r in self.decoding if r.slo.tbt_s is not None}
+        """Objectives of their own for the time between tokens, of those that decode, seconds."""
         self.batches: tuple[StartedBatch, ...] = tuple(_in_chunk(b) for b in snapshot.batches)
         """Started prefill batches, the one that runs first."""
 
@@ -106,7 +121,7 @@ class WorkerView:
         self.event = event.event
         match event:
             case Arrived(request=request):
-                self.requests[request.ref] = request
+                self._set(request)
             case PrefillStarted():
                 self._started(event)
             case QuantumDone():
@@ -117,10 +132,10 @@ class WorkerView:
                 self._stepped(event)
             case Retracted(request=request):
                 self._unbatch(request.ref)
-                self.requests[request.ref] = request
+                self._set(request)
             case Left(ref=ref):
                 self._unbatch(ref)
-                self.requests.pop(ref, None)
+                self._remove(ref)
             case _:
                 return Fold.DONE  # PlanRejected and Fenced are the core's affair
         if isinstance(event, PrefillStarted | PrefillDone | StepDone | Retracted | Left):
@@ -133,40 +148,56 @@ class WorkerView:
 
     # --- what policies ask ---
 
-    def in_state(self, *states: RequestState) -> list[RequestView]:
-        """Return the requests in one of `states`, oldest first."""
-        chosen = [request for request in self.requests.values() if request.state in states]
-        return sorted(chosen, key=age_order)
-
     @property
-    def queued(self) -> list[RequestView]:
+    def queued(self) -> Ordered:
         """Requests of which nothing is computed, oldest first."""
-        return self.in_state(RequestState.QUEUED)
+        return self._ordered[RequestState.QUEUED]
 
     @property
-    def started(self) -> list[RequestView]:
+    def started(self) -> Ordered:
         """Requests in a started prefill, running or suspended, oldest first."""
-        return self.in_state(RequestState.PREFILLING, RequestState.SUSPENDED)
+        return self._ordered[RequestState.PREFILLING]
 
     @property
-    def decoding(self) -> list[RequestView]:
+    def decoding(self) -> Ordered:
         """Requests whose prefill is done, oldest first."""
-        return self.in_state(RequestState.DECODING)
-
-    @property
-    def splits(self) -> tuple[Partition, ...]:
-        """The disjoint partitions, fewest decode units first."""
-        pairs = (p for p in self.partitions if p.index and p.prefill_units and p.decode_units)
-        return tuple(sorted(pairs, key=lambda p: p.decode_units))
+        return self._ordered[RequestState.DECODING]
 
     # --- folding ---
+
+    def _set(self, request: RequestView) -> None:
+        """Take a request as it is now, known or new."""
+        old = self.requests.get(request.ref)
+        place = self._ordered[request.state]
+        if old is not None:
+            self._no_row(old)
+            if self._ordered[old.state] is not place:
+                self._ordered[old.state].discard(old)
+        if request.state is RequestState.DECODING:
+            self.decode_context += context_tokens(request)
+            if request.slo.tbt_s is not None:
+                self.decode_tbt[request.ref] = request.slo.tbt_s
+        self.requests[request.ref] = request
+        place.add(request)
+
+    def _remove(self, ref: RequestRef) -> None:
+        if (request := self.requests.pop(ref, None)) is None:
+            return
+        self._no_row(request)
+        self._ordered[request.state].discard(request)
+
+    def _no_row(self, request: RequestView) -> None:
+        """`request` does not decode any more, if it did."""
+        if request.state is RequestState.DECODING:
+            self.decode_context -= context_tokens(request)
+            self.decode_tbt.pop(request.ref, None)
 
     def _started(self, event: PrefillStarted) -> None:
         refs = tuple(request.ref for request in event.requests)
         same = next((b for b in self.batches if set(b.batch) & set(refs)), None)
         for request in event.requests:
             self._unbatch(request.ref)
-            self.requests[request.ref] = request
+            self._set(request)
         if event.lane is Lane.PREFILL and refs:
             model = self.models.get(event.requests[0].model)
             layers = model.num_layers if model else 0
@@ -177,7 +208,7 @@ class WorkerView:
         state = RequestState.SUSPENDED if event.suspended else RequestState.PREFILLING
         for ref in event.batch:
             if request := self.requests.get(ref):
-                self.requests[ref] = replace(request, state=state)
+                self._set(replace(request, state=state))
         self._count(event.progress)
         self._note(event.event, event.work)
         members = set(event.batch)
@@ -192,7 +223,7 @@ class WorkerView:
         for item in progress:
             self._unbatch(item.ref)
             if request := self.requests.get(item.ref):
-                self.requests[item.ref] = replace(request, state=RequestState.DECODING)
+                self._set(replace(request, state=RequestState.DECODING))
 
     def _stepped(self, event: StepDone) -> None:
         self._count(event.progress)
@@ -204,6 +235,9 @@ class WorkerView:
                 self.requests[item.ref] = replace(
                     request, computed=item.computed, output_tokens=item.output_tokens
                 )
+                if request.state is RequestState.DECODING:
+                    least = request.prompt_tokens  # context_tokens, without 512 calls an iteration
+                    self.decode_context += max(item.computed, least) - max(request.computed, least)
 
     def _note(self, number: int, work: DeviceWork) -> None:
         self.recent.append((number, work))

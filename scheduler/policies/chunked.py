@@ -5,6 +5,7 @@ oldest prompts in what they leave of a fixed token budget. The baseline of MuxWi
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -75,7 +76,7 @@ class Chunked:
         room = Room(view)
         chosen: list[RequestRef] = []
         tokens = 0
-        for request in (*started, *view.queued):
+        for request in chain(started, view.queued):
             if tokens >= AHEAD * self._options.token_budget:
                 break
             if request.state is RequestState.QUEUED and not room.take(request):

@@ -136,10 +136,12 @@ class System:
         self._at(at, submit)
         return ref
 
-    def scheduler(self, at: float, policy: str, *options: str, tbt_s: float = 0.05) -> bytes:
+    def scheduler(
+        self, at: float, policy: str, *options: str, tbt_s: float = 0.05, ttft_s: float = 1.0
+    ) -> bytes:
         """Let a scheduler start at `at`; return its name on the link."""
         peer = f"sched-{len(self.schedulers)}".encode()
-        objectives = Objectives(tbt_s=tbt_s, ttft_s=1.0)
+        objectives = Objectives(tbt_s=tbt_s, ttft_s=ttft_s)
         config = SchedulerConfig(peer=peer.decode(), policy=policy, version=1)
         self.schedulers[peer] = SchedulerCore(make(policy, objectives, options), config)
         self._at(at, (peer, Link.UP))

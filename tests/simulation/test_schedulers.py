@@ -1,5 +1,6 @@
 """Every policy on the real worker core over a simulated device, in virtual time."""
 
+import random
 from functools import cache
 
 import pytest
@@ -105,3 +106,67 @@ def test_a_smaller_budget_makes_shorter_iterations():
 def test_plans_are_few():
     system = steady("muxwise")
     assert len(system.plans) < 6 * len(system.clients)
+
+
+@cache
+def mixed(policy, *options):
+    """Return the system after long and short prompts, half and half, as they happen to come."""
+    system = System(pages=12_000, checked=False)
+    rng = random.Random(5)
+    for i in range(60):
+        prompt = [10 + i] * (rng.randint(14_000, 19_000) if i % 2 else rng.randint(100, 400))
+        system.request(rng.uniform(0, 16), prompt, max_tokens=20, ignore_eos=True)
+    system.scheduler(0.0, policy, *options, ttft_s=8.0)
+    system.run()
+    system.check_outputs()
+    return system
+
+
+def ttft_per_token(system):
+    clients = system.clients.values()
+    return sorted((c.times[0] - c.arrival) / (len(c.submit.token_ids) // 4) for c in clients)
+
+
+def test_preemption_speeds_up_short_prompts_and_no_long_one_misses_its_objective():
+    preempting, patient = mixed("muxwise"), mixed("muxwise", "preempt=false")
+    tails = [percentile(ttft_per_token(system), 0.99) for system in (preempting, patient)]
+    assert tails[1] >= 1.5 * tails[0]
+    for ref, client in preempting.clients.items():
+        before = patient.clients[ref]
+        kept = before.times[0] - before.arrival <= 8.0
+        assert client.times[0] - client.arrival <= 8.0 or not kept
+
+
+@pytest.mark.parametrize(
+    ("policy", "never"), [("drift", "ttft_ms_per_token=0"), ("muxwise", "preempt=false")]
+)
+def test_a_short_prompt_overtakes_a_long_one_and_both_finish(policy, never):
+    def first_token_of_the_short_one(*options):
+        system = System(pages=2000, checked=False)
+        system.request(0.0, [10] * 15_000, max_tokens=4)
+        short = system.request(0.05, [20] * 100, max_tokens=4)
+        system.scheduler(0.0, policy, *options, ttft_s=10.0)
+        system.run()
+        system.check_outputs()
+        return system.clients[short].times[0]
+
+    assert first_token_of_the_short_one() < 0.5 * first_token_of_the_short_one(never)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("muxwise", "layer_wise=false"),
+        ("drift", "block_wise=false"),
+        ("drift", "groups=3"),
+        ("drift", "groups=5"),
+        ("drift", "tbt=false"),
+    ],
+    ids=" ".join,
+)
+def test_ablations_finish_everything_too(options):
+    system = System()
+    random_requests(system, seed=6, count=30, over_s=0.5, longest=600)
+    system.scheduler(0.0, *options)
+    system.run()
+    system.check_outputs()

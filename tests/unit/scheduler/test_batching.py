@@ -3,7 +3,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from protocol.control_link import (
+    Arrived,
     Lane,
+    Left,
     PoolState,
     PrefillDone,
     PrefillStarted,
@@ -67,7 +69,8 @@ def test_a_listed_batch_is_never_recomposed():
     mirror = view(*queued(1))
     book.update(mirror)
     late = [request("late", arrival=50.0), request("older", arrival=-50.0)]
-    mirror.requests.update({r.ref: r for r in late})
+    for number, new in enumerate(late, 1):
+        mirror.apply(Arrived(number, new))
     assert names(book.update(mirror)) == [["q000"], ["older", "late"]]
 
 
@@ -76,9 +79,9 @@ def test_members_that_are_done_or_gone_leave_their_batch():
     a, b, c = queued(3)
     mirror = view(a, b, c)
     book.update(mirror)
-    del mirror.requests[b.ref]
+    mirror.apply(Left(1, b.ref, "stop", mirror.pool))
     assert names(book.update(mirror)) == [["q000", "q002"]]
-    mirror.apply(PrefillDone(1, (Progress(a.ref, 100, 1), Progress(c.ref, 100, 1)), mirror.pool))
+    mirror.apply(PrefillDone(2, (Progress(a.ref, 100, 1), Progress(c.ref, 100, 1)), mirror.pool))
     assert book.update(mirror) == ()
 
 

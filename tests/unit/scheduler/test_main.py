@@ -142,7 +142,7 @@ async def test_an_observer_never_attaches(run_dir):
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--scheduler", "nix"], "known: chunked, muxwise, prefill_first"),
+        (["--scheduler", "nix"], "known: chunked, drift, muxwise, prefill_first"),
         (["--scheduler", "chunked", "--option", "depth=99"], "depth"),
         (["--log-level", "loud"], "loud"),
         (["--profile", "/nowhere/p.json"], "/nowhere/p.json: No such file"),

@@ -16,7 +16,8 @@ from protocol.control_link import (
     StartedBatch,
 )
 from scheduler.policies.chunked import Chunked
-from scheduler.policies.muxwise import MuxWise, smallest
+from scheduler.policies.drift import Drift
+from scheduler.policies.muxwise import MuxWise
 from scheduler.policies.prefill_first import PrefillFirst
 from scheduler.policy import Objectives, check
 from scheduler.view import WorkerView, to_prefill
@@ -48,6 +49,10 @@ def muxwise(tbt_s=0.05, **options):
 
 def prefill_first(**options):
     return PrefillFirst(OBJECTIVES, PrefillFirst.Options(**options))
+
+
+def drift(tbt_s=0.05, **options):
+    return Drift(Objectives(tbt_s=tbt_s, ttft_s=1.0), Drift.Options(**options))
 
 
 def batch_names(plan):
@@ -177,6 +182,18 @@ def test_muxwise_holds_a_new_split_for_a_while_before_it_shrinks():
     assert policy.plan(mirror, 11.0).sharing == Disjoint(1)
 
 
+def test_muxwise_names_what_it_did_not_choose_and_why():
+    mirror = measured(view(*decoding(64), *queued(3)), MEASURED, 64)
+    reason = muxwise(tbt_s=0.02, guard=1.0).plan(mirror, 0.0).reason
+    assert "rejected for decode: 16 (41.0 ms: too slow), 32 (23.6 ms: too slow)" in reason
+    assert "64 (13.9 ms: leaves less to prefill)" in reason
+
+
+def test_muxwise_with_layers_off_runs_whole_prefills():
+    mirror = measured(view(*decoding(64), *queued(1, prompt=8192)), MEASURED, 64)
+    assert muxwise(layer_wise=False).plan(mirror, 0.0).prefill.layers_per_quantum == 0
+
+
 def test_muxwise_keeps_a_fixed_split():
     mirror = measured(view(*decoding(64), *queued(1)), MEASURED, 64)
     assert muxwise(split=3).plan(mirror, 0.0).sharing == Disjoint(3)
@@ -225,7 +242,7 @@ def test_with_nothing_to_decode_a_quantum_lasts_about_the_objective():
 
 # --- all of them ---
 
-MAKERS = [chunked, muxwise, prefill_first]
+MAKERS = [chunked, drift, muxwise, prefill_first]
 TABLES = [H200, TWO_CORES, ONE_CORE]
 
 requests = st.builds(
@@ -312,7 +329,3 @@ def test_decode_gets_the_smallest_part_that_keeps_the_objective_when_one_does(
         assert plan.sharing.partition == within[0]
     else:
         assert times[plan.sharing.partition - 1] == min(times)
-
-
-def test_of_equally_slow_parts_the_largest_is_the_best_effort():
-    assert smallest(H200[1:], dict.fromkeys(range(1, 5), 1.0), 0.5) == H200[4]

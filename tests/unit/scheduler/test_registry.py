@@ -13,7 +13,7 @@ OBJECTIVES = Objectives(tbt_s=0.05, ttft_s=1.0)
 
 def test_our_own_policies_are_found_in_a_checkout_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
-    assert list(known()) == ["chunked", "muxwise", "prefill_first"]
+    assert list(known()) == ["chunked", "drift", "muxwise", "prefill_first"]
     for name in known():
         assert make(name, OBJECTIVES) is not None
 
@@ -62,4 +62,4 @@ def test_a_wrong_option_names_itself_and_what_there_is(option, why):
 
 
 def test_options_describe_themselves():
-    assert any(line.startswith("guard=1.2  worst slowdown") for line in describe("muxwise"))
+    assert any(line.startswith("guard=0.0  worst slowdown") for line in describe("muxwise"))

@@ -20,6 +20,7 @@ from protocol.control_link import (
     StepDone,
 )
 from protocol.ids import RequestRef
+from scheduler.ordered import age_order
 from scheduler.view import RECENT_WORKS, Fold, WorkerView, context_tokens, to_prefill
 from tests.unit.scheduler.world import (
     H200,
@@ -34,6 +35,7 @@ from tests.unit.scheduler.world import (
     work,
 )
 
+DECODING = RequestState.DECODING
 POOL = PoolState(100_000, 99_000, 7)
 
 
@@ -49,7 +51,18 @@ def test_a_snapshot_and_the_events_after_it_equal_a_later_snapshot(seed, length,
     mirror = WorkerView(history[start][0])
     for later, event in history[start + 1 :]:
         assert mirror.apply(event) is Fold.DONE
-        assert mirror.facts() == WorkerView(later).facts()
+        fresh = WorkerView(later)
+        assert mirror.facts() == fresh.facts()
+        for name in ("queued", "started", "decoding"):
+            kept = getattr(mirror, name)
+            assert kept == getattr(fresh, name)
+            assert list(kept) == sorted(kept, key=age_order)
+        assert mirror.decode_tbt == fresh.decode_tbt
+        assert (
+            mirror.decode_context
+            == fresh.decode_context
+            == sum(context_tokens(r) for r in mirror.requests.values() if r.state is DECODING)
+        )
 
 
 @given(st.integers(0, 2**32))
