@@ -6,7 +6,7 @@ MIN_SIDE = 8
 """SMs of a side at least: the granularity of a split on compute capability 9."""
 
 
-class PartitionError(RuntimeError):
+class PartitionError(ValueError):
     """The device cannot be partitioned as asked. The message says what was found."""
 
 

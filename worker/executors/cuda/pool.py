@@ -50,7 +50,7 @@ def make_pool(
     )
 
 
-class PoolTooSmall(RuntimeError):
+class PoolTooSmall(ValueError):
     """Memory does not suffice. The message says how much is there and what it was to hold."""
 
 
