@@ -14,9 +14,10 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from ops.bench.engine_metrics import percentile
 from ops.bench.rig import Rig
@@ -26,13 +27,16 @@ from protocol.ids import RequestRef, pack_tokens, unpack_tokens
 from protocol.model_files import resolve
 from protocol.sampling import Sampling
 from protocol.settings import parse
-from scheduler.policy import Objectives
+from scheduler.policies.muxwise import MuxWise, MuxWiseOptions
+from scheduler.policy import Objectives, PolicyPlan
 from scheduler.registry import make
+from scheduler.view import WorkerView
 from worker.core.config import CoreConfig
 from worker.executors.base import Completion, Executor
 from worker.executors.cpu.start import start
 from worker.settings import WorkerSettings
 
+PINNED = "ops.bench.cpu_lanes:Pinned"
 STREAMS, STREAM_PROMPT = 8, 64
 WAITING = 2
 """Prompts that wait or run at any time."""
@@ -54,6 +58,26 @@ class LanesSettings(Struct, frozen=True, kw_only=True):
         256,
         512,
     )
+
+
+class PinnedOptions(Struct, frozen=True, kw_only=True):
+    """Options of `Pinned`."""
+
+    split: int
+
+
+class Pinned:
+    """`muxwise` on one split, where a lane that is alone does not get the whole device either."""
+
+    Options: ClassVar[type[Struct]] = PinnedOptions
+
+    def __init__(self, objectives: Objectives, options: PinnedOptions) -> None:
+        self._split = options.split
+        self._inner = MuxWise(objectives, MuxWiseOptions(split=options.split))
+
+    def plan(self, view: WorkerView, now: float) -> PolicyPlan:
+        """Return muxwise's plan, kept to its side of the split."""
+        return replace(self._inner.plan(view, now), alone=self._split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +207,11 @@ def _busy(done: list[Completion], lane: Lane, begin: float, end: float) -> float
     return sum(b - a for a, b in spans if b > a)
 
 
+def pinned(executor: Executor) -> list[str]:
+    """Return a setting for each split, to measure a lane alone on its side."""
+    return [f"{PINNED} split={p.index}" for p in executor.info.partitions[1:]]
+
+
 def settings_of(executor: Executor, budgets: tuple[int, ...]) -> list[str]:
     """Return what is compared: each split, each budget, and prefill first."""
     splits = [f"muxwise split={p.index}" for p in executor.info.partitions[1:]]
@@ -198,12 +227,12 @@ def main() -> None:
     worker = WorkerSettings(run_dir="", model=chosen.model, max_num_seqs=16, cpu_kv_cache_gib=2.0)
     files = resolve(chosen.model)
     executor = start(worker, files.name, files, lambda stage, done, total: None)
-    solo = [
-        measure(executor, "chunked token_budget=64", chosen, STREAMS, 0),
-        measure(executor, "prefill_first", chosen, 0, WAITING),
-    ]
-    windows = []
+    solo, windows = [], []
     for number in range(chosen.rounds):
+        for setting in ["prefill_first", *pinned(executor)]:
+            for streams, waiting in ((STREAMS, 0), (0, WAITING)):
+                solo.append(measure(executor, setting, chosen, streams, waiting))
+                print(f"round {number + 1}, solo: {solo[-1]}", flush=True)
         for setting in settings_of(executor, chosen.budgets):
             window = measure(executor, setting, chosen, STREAMS, WAITING)
             print(f"round {number + 1}: {window}", flush=True)
@@ -216,7 +245,7 @@ def main() -> None:
             "partitions": [asdict_partition(p) for p in executor.info.partitions],
         },
         "workload": {"streams": STREAMS, "stream_prompt": STREAM_PROMPT, "prompt": chosen.prompt},
-        "solo": {"decode": asdict(solo[0]), "prefill": asdict(solo[1])},
+        "solo": [asdict(window) for window in solo],
         "windows": [asdict(window) for window in windows],
     }
     Path(chosen.output).write_text(json.dumps(result, indent=1) + "\n")

@@ -17,41 +17,50 @@ from matplotlib import pyplot
 METRICS = ("tbt_p50_ms", "tbt_p99_ms", "tbt_max_ms", "prefill_tok_s", "decode_tok_s")
 
 
-def medians(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+def medians(windows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return each setting's median over its windows, in the order of the run."""
     by_setting: dict[str, list[dict[str, float]]] = {}
-    for window in result["windows"]:
+    for window in windows:
         by_setting.setdefault(window["setting"], []).append(window)
     return {
-        setting: {name: median(window[name] for window in windows) for name in METRICS}
-        for setting, windows in by_setting.items()
+        setting: {name: median(window[name] for window in group) for name in METRICS}
+        for setting, group in by_setting.items()
     }
 
 
-def gain(row: dict[str, float], solo: dict[str, Any]) -> float:
-    """Return prefill rate over solo plus decode rate over solo (multiplexing gain)."""
-    return (
-        row["prefill_tok_s"] / solo["prefill"]["prefill_tok_s"]
-        + row["decode_tok_s"] / solo["decode"]["decode_tok_s"]
-    )
+def solo_rates(result: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return (prefill, decode) rates of each lane alone, by setting, tokens per second."""
+    alone = {}
+    for setting in dict.fromkeys(window["setting"] for window in result["solo"]):
+        group = [window for window in result["solo"] if window["setting"] == setting]
+        alone[setting] = (
+            median(w["prefill_tok_s"] for w in group if w["prefill_tok_s"]),
+            median(w["decode_tok_s"] for w in group if not w["prefill_tok_s"]),
+        )
+    return alone
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return the table, in Markdown."""
+    """Return both tables, in Markdown: the settings, and the lanes alone."""
+    alone = solo_rates(result)
+    prefill, decode = next(iter(alone.values()))
     lines = [
         "| setting | TBT P50, ms | P99 | max | prefill, tok/s | decode, tok/s | gain |",
         "|---|---|---|---|---|---|---|",
     ]
-    for setting, row in medians(result).items():
-        cells = [f"{row[name]:,.0f}" for name in METRICS]
-        lines.append(f"| {setting} | {' | '.join(cells)} | {gain(row, result['solo']):.2f} |")
+    for setting, row in medians(result["windows"]).items():
+        cells = " | ".join(f"{row[name]:,.0f}" for name in METRICS)
+        gain = row["prefill_tok_s"] / prefill + row["decode_tok_s"] / decode
+        lines.append(f"| {setting} | {cells} | {gain:.2f} |")
+    lines += ["", "| one lane alone | prefill, tok/s | decode, tok/s |", "|---|---|---|"]
+    lines += [f"| {name} | {p:,.0f} | {d:,.0f} |" for name, (p, d) in alone.items()]
     return "\n".join(lines)
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Draw prefill rate over P99 TBT: up and to the left is better."""
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for setting, row in medians(result).items():
+    for setting, row in medians(result["windows"]).items():
         mark = "s" if setting.startswith("muxwise") else "o"
         axes.plot(row["tbt_p99_ms"], row["prefill_tok_s"], mark, label=setting)
     axes.set_xscale("log")
