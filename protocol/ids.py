@@ -27,7 +27,7 @@ TokenBytes = Annotated[bytes, Meta(max_length=64 << 20)]
 """Token ids as packed little-endian int32, so that a 128K prompt is one `bin` and not a list."""
 
 
-class RequestRef(Struct, frozen=True, array_like=True):
+class RequestRef(Struct, frozen=True, array_like=True, cache_hash=True):
     """One attempt at a request: a resubmit after a worker's crash raises the incarnation."""
 
     request: RequestId

@@ -16,15 +16,14 @@ class Room:
     """Rows and pages left in a view; `take` uses them up."""
 
     def __init__(self, view: WorkerView) -> None:
-        self._page_sizes = {name: model.page_size for name, model in view.models.items()}
+        self._page_sizes = {name: max(1, model.page_size) for name, model in view.models.items()}
         started, decoding = view.started, view.decoding
         self._rows = view.limits.max_num_seqs - len(started) - len(decoding)
         self._pages = view.pool.free + view.pool.cached
         self._idle = not started and not decoding
         for request in started:
             self._pages -= self._need(request, to_prefill(request))
-        for request in decoding:
-            self._pages -= self._need(request, 0)
+        self._pages -= sum(map(self._growth, decoding))
 
     def reserve(self, request: RequestView) -> None:
         """Use up what `request`, queued and already promised a start, will take."""
@@ -47,5 +46,11 @@ class Room:
     def _need(self, request: RequestView, tokens: int) -> int:
         """Return pages for `tokens` more tokens of the prompt and the reserved growth."""
         left = max(0, request.max_tokens - request.output_tokens)
-        page = max(1, self._page_sizes.get(request.model, 1))
+        page = self._page_sizes.get(request.model, 1)
         return -(-(tokens + min(left, GROWTH_TOKENS)) // page)
+
+    def _growth(self, request: RequestView) -> int:
+        """Return `_need` of no more tokens, written out for the loop over all rows."""
+        left = request.max_tokens - request.output_tokens
+        tokens = GROWTH_TOKENS if left > GROWTH_TOKENS else left
+        return -(-tokens // self._page_sizes.get(request.model, 1)) if tokens > 0 else 0

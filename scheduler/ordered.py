@@ -4,7 +4,7 @@ A view has a thousand of them and a policy looks at the first few at every event
 each time was most of a decision's time.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
@@ -28,34 +28,41 @@ class Ordered(Sequence[RequestView]):
         """How many have come, ever: who has looked at all of them need look again when it rises."""
         self._requests = requests
         self._keys: list[Key] = []
-        self._refs: dict[Key, RequestRef] = {}
+        self._refs: list[RequestRef] = []
+        """Of the keys, in their order."""
 
     def add(self, request: RequestView) -> None:
-        """Put `request` in its place."""
+        """Put `request` in its place, once."""
         key = age_order(request)
-        if key not in self._refs:
-            insort(self._keys, key)
+        at = bisect_left(self._keys, key)
+        if not self._is_at(at, key):
+            self._keys.insert(at, key)
+            self._refs.insert(at, request.ref)
             self.added += 1
-        self._refs[key] = request.ref
 
     def discard(self, request: RequestView) -> None:
         """Take `request` out, if it is there."""
         key = age_order(request)
-        if self._refs.pop(key, None) is not None:
-            del self._keys[bisect_left(self._keys, key)]
+        at = bisect_left(self._keys, key)
+        if self._is_at(at, key):
+            del self._keys[at]
+            del self._refs[at]
 
     def fill(self, requests: Iterable[RequestView]) -> None:
         """Have exactly `requests`."""
         self.added += 1
-        self._refs = {age_order(request): request.ref for request in requests}
-        self._keys = sorted(self._refs)
+        ordered = sorted(requests, key=age_order)
+        self._keys = [age_order(request) for request in ordered]
+        self._refs = [request.ref for request in ordered]
+
+    def _is_at(self, at: int, key: Key) -> bool:
+        return at < len(self._keys) and self._keys[at] == key
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._refs)
 
     def __iter__(self) -> Iterator[RequestView]:
-        for key in self._keys:
-            yield self._requests[self._refs[key]]
+        return map(self._requests.__getitem__, self._refs)
 
     @overload
     def __getitem__(self, index: int) -> RequestView: ...
@@ -63,11 +70,14 @@ class Ordered(Sequence[RequestView]):
     def __getitem__(self, index: slice) -> list[RequestView]: ...
     def __getitem__(self, index: int | slice) -> RequestView | list[RequestView]:
         if isinstance(index, slice):
-            return [self._requests[self._refs[key]] for key in self._keys[index]]
-        return self._requests[self._refs[self._keys[index]]]
+            return [self._requests[ref] for ref in self._refs[index]]
+        return self._requests[self._refs[index]]
 
     def __contains__(self, request: object) -> bool:
-        return isinstance(request, RequestView) and age_order(request) in self._refs
+        if not isinstance(request, RequestView):
+            return False
+        key = age_order(request)
+        return self._is_at(bisect_left(self._keys, key), key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

@@ -230,14 +230,23 @@ class WorkerView:
         self._note(event.event, event.work)
 
     def _count(self, progress: tuple[Progress, ...]) -> None:
+        """Note how far requests are. The one loop over all rows at every iteration, so written out:
+        what is added to the context is the growth of `context_tokens`.
+        """
+        requests, decoding, grown = self.requests, RequestState.DECODING, 0
         for item in progress:
-            if request := self.requests.get(item.ref):
-                self.requests[item.ref] = replace(
-                    request, computed=item.computed, output_tokens=item.output_tokens
-                )
-                if request.state is RequestState.DECODING:
-                    least = request.prompt_tokens  # context_tokens, without 512 calls an iteration
-                    self.decode_context += max(item.computed, least) - max(request.computed, least)
+            request = requests.get(item.ref)
+            if request is None:
+                continue
+            computed = item.computed
+            if request.state is decoding:
+                least, before = request.prompt_tokens, request.computed
+                after = computed if computed > least else least
+                grown += after - (before if before > least else least)
+            requests[request.ref] = replace(
+                request, computed=computed, output_tokens=item.output_tokens
+            )
+        self.decode_context += grown
 
     def _note(self, number: int, work: DeviceWork) -> None:
         self.recent.append((number, work))

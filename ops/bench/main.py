@@ -8,6 +8,7 @@ BENCHMARKS = {
     "engine": ("ops.bench.engine", "a GPU's frontier: prefill rate against time between tokens"),
     "engine-report": ("ops.bench.engine_report", "its pictures and tables"),
     "cpu-lanes": ("ops.bench.cpu_lanes", "the two lanes on a CPU, policy by policy"),
+    "scheduler-time": ("ops.bench.scheduler_time", "how long decisions take, policy by policy"),
     "cpu-lanes-report": ("ops.bench.cpu_lanes_report", "its picture and table"),
 }
 

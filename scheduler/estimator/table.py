@@ -6,11 +6,10 @@ scaled from the nearest cell that was, in proportion to the units; before anythi
 proportional seed. Context length and reuse are not modelled: that is the fitted estimator's part.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from protocol.control_link import WHOLE, DeviceWork, Lane
+from protocol.control_link import WHOLE, DeviceWork, Lane, Partition
 from scheduler.estimator.loads import DecodeLoad, PrefillLoad
 from scheduler.estimator.works import Works
 from scheduler.view import WorkerView
@@ -67,6 +66,9 @@ class SplitTable:
         self.prefill: dict[int, Cell] = {}
         """Seconds per new token and layer by partition."""
         self._works = Works()
+        self._units = _Units()
+        self._fresh: tuple[float, dict[tuple[int, int], Cell]] | None = None
+        """Decode cells that are not too old, and when that was."""
 
     def learn(self, view: WorkerView, now: float) -> None:
         """Take the device works that `view` has noted since the last call."""
@@ -76,6 +78,7 @@ class SplitTable:
             self.prefill.clear()
         for work in works:
             self._take(work, now)
+        self._fresh = None
 
     def _take(self, work: DeviceWork, now: float) -> None:
         if work.lane is Lane.PREFILL and work.new_tokens and work.layers:
@@ -92,17 +95,21 @@ class SplitTable:
         Such a guess errs towards the slow side for fewer units, and is replaced by a measurement
         once it is tried.
         """
-        units = _units(view, Lane.DECODE)
+        units = self._units.of(view, Lane.DECODE)
+        own = units.get(partition, view.units)
         rows = max(1, load.rows)
-        fresh = {key: cell for key, cell in self.decode.items() if now - cell.at <= FORGET_S}
+        if self._fresh is None or self._fresh[0] != now:
+            cells = self.decode.items()
+            self._fresh = (now, {key: c for key, c in cells if now - c.at <= FORGET_S})
+        fresh = self._fresh[1]
         if not fresh:
-            return SEED_DECODE.get(view.unit, 1.0) / units(partition)
+            return SEED_DECODE.get(view.unit, 1.0) / own
 
         def stretch(key: tuple[int, int]) -> float:
-            return _apart(units(key[0]), units(partition)) * _growth(fresh[key].rows, rows)
+            return _apart(units.get(key[0], view.units), own) * _growth(fresh[key].rows, rows)
 
         near = min(fresh, key=stretch)
-        scale = units(near[0]) / units(partition)
+        scale = units.get(near[0], view.units) / own
         if fresh[near].rows < rows:
             scale *= _growth(fresh[near].rows, rows)
         return fresh[near].mean * scale
@@ -118,13 +125,14 @@ class SplitTable:
     ) -> float:
         """Return seconds that `load` takes through `layers` layers on `partition`."""
         tokens = load.new
-        units = _units(view, Lane.PREFILL)
+        units = self._units.of(view, Lane.PREFILL)
+        own = units.get(partition, view.units)
         fresh = {key: cell for key, cell in self.prefill.items() if now - cell.at <= FORGET_S}
         if fresh:
-            near = min(fresh, key=lambda key: _apart(units(key), units(partition)))
-            return fresh[near].mean * tokens * layers * units(near) / units(partition)
+            near = min(fresh, key=lambda key: _apart(units.get(key, view.units), own))
+            return fresh[near].mean * tokens * layers * units.get(near, view.units) / own
         total = max((model.num_layers for model in view.models.values()), default=1)
-        seed = SEED_PREFILL.get(view.unit, 1.0) / units(partition)
+        seed = SEED_PREFILL.get(view.unit, 1.0) / own
         return seed * tokens * layers / max(1, total)
 
 
@@ -145,10 +153,19 @@ def _growth(a: float, b: float) -> float:
     return (1 + _apart(a, b)) / 2
 
 
-def _units(view: WorkerView, lane: Lane) -> Callable[[int], int]:
-    """Return a function from a partition's index to the units of one lane in it, at least 1."""
-    table = {
-        p.index: p.decode_units if lane is Lane.DECODE else p.prefill_units for p in view.partitions
-    }
-    table[WHOLE] = view.units
-    return lambda index: max(1, table.get(index, view.units))
+class _Units:
+    """Units of each lane by partition, at least 1; made anew only for another table."""
+
+    def __init__(self) -> None:
+        self._partitions: tuple[Partition, ...] | None = None
+        self._by_lane: dict[Lane, dict[int, int]] = {}
+
+    def of(self, view: WorkerView, lane: Lane) -> dict[int, int]:
+        """Return the units of one lane by partition."""
+        if self._partitions is not view.partitions:
+            self._partitions = view.partitions
+            decode = {p.index: max(1, p.decode_units) for p in view.partitions}
+            prefill = {p.index: max(1, p.prefill_units) for p in view.partitions}
+            whole = {WHOLE: view.units}
+            self._by_lane = {Lane.DECODE: decode | whole, Lane.PREFILL: prefill | whole}
+        return self._by_lane[lane]
