@@ -48,7 +48,8 @@ class Screen:
         self._check_sampling(submit, model)
         self._check_hashes(submit, len(prompt))
         self._check_length(submit, len(prompt), len(output), model)
-        self._check_room(len(prompt) + len(output))
+        if not submit.ref.incarnation:
+            self._check_room(len(prompt) + len(output))
         return Request(submit, prompt, output, model, peer)
 
     def _check_sampling(self, submit: Submit, model: ModelShape) -> None:
@@ -92,6 +93,9 @@ class Screen:
             )
 
     def _check_room(self, tokens: int) -> None:
+        """Refuse what is new to a full queue. What comes again was let in before, and may be more
+        than the queue takes: a worker that restarts gets all at once that its predecessor ran.
+        """
         left = self._table.credits()
         if not left.requests:
             limit = self._config.max_queued_requests

@@ -131,6 +131,16 @@ def test_a_full_queue_refuses_by_requests_and_by_tokens_and_credits_say_so():
     assert world.client().statuses[-1].credits == Credits(0, 6)
 
 
+def test_what_comes_again_is_taken_by_a_full_queue():
+    """After a crash a worker gets at once all that its predecessor ran and held in its queue."""
+    world = World(config=CoreConfig(max_queued_requests=2, max_queued_tokens=20))
+    refs = [world.submit(f"r{i}", 6, incarnation=1) for i in range(5)]
+    assert all(world.sent(ref).accepted for ref in refs)
+    assert world.client().statuses[-1].credits == Credits(0, 0)
+    new = world.submit("new", 1)
+    assert world.sent(new).terminal.code is FailCode.OVERLOADED
+
+
 # --- acceptance and idempotence ---
 
 
