@@ -119,11 +119,17 @@ def _stale_scheduler(world: "World", fault: Fault) -> None:
 
 
 def _old_plan(world: "World", fault: Fault) -> None:
-    """A scheduler sends a plan from the past: of this boot or another, its own or not."""
-    sender = _scheduler(world, fault)
-    if sender is not None and world.history.plans:
-        plan = world.history.plans[fault.keep % len(world.history.plans)]
-        sender.endpoint.send(plan, sender.clock())
+    """A scheduler sends plans from the past now and then: of another boot, if there was one."""
+
+    def send() -> None:
+        sender = _scheduler(world, fault)
+        boot = f"boot-{world.history.boots}"
+        other_boots = [plan for plan in world.history.plans if plan.epoch.boot != boot]
+        if sender is not None and (plans := other_boots or world.history.plans):
+            sender.endpoint.send(plans[fault.keep % len(plans)], sender.clock())
+
+    for number in range(6):
+        world.after(0.1 * number, send)
 
 
 def _cancel(world: "World", fault: Fault) -> None:

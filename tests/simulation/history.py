@@ -62,6 +62,12 @@ class History:
     """Faults that allow a request to fail, by name."""
     events: int = 0
     """Events that worker cores were fed."""
+    times: list[float] = field(default_factory=list)
+    """When they were."""
+    prefilled: int = 0
+    """Prompt tokens that were launched."""
+    retracted_in_flight: int = 0
+    """Retractions of requests that launched work still touched."""
     faults: int = 0
     """Faults that took place."""
     log: list[str] = field(default_factory=list)

@@ -5,16 +5,27 @@ O3 pages, O4 nothing is left over. Invariants of DESIGN 6 besides: one epoch act
 has no effect.
 """
 
+from collections.abc import Callable
+
 from protocol.control_link import Attach, Detach, Fenced, Plan, Snapshot
 from protocol.data_link import Accepted, FailCode, Failed, Finished, FinishReason, Resync, Submit
 from protocol.ids import Epoch, RequestRef
 from tests.simulation.history import Call, History
 from tokenizer_service.events import Admitted, Broken, Done, News, NewTokens
 from worker.core.config import CoreConfig
-from worker.core.events import CoreEvent, Effect, FromGateway, FromScheduler, SendControl, SendData
+from worker.core.events import (
+    CoreEvent,
+    Effect,
+    FromGateway,
+    FromScheduler,
+    LaunchWork,
+    SendControl,
+    SendData,
+)
 from worker.core.machine import WorkerCore
 from worker.core.order import Order
-from worker.executors.base import DeviceInfo
+from worker.executors.base import DeviceInfo, Launch, PrefillQuantum
+from worker.executors.simulated.forward import rows_of
 
 
 class Violation(AssertionError):
@@ -46,7 +57,10 @@ def judge_news(call: Call, news: News, history: History) -> None:
         case Done(reason, usage):
             _judge_done(call, reason, usage.output_tokens)
         case Broken(code):
-            if not history.excuses & EXCUSES.get(code, set()):
+            excuses = history.excuses & EXCUSES.get(code, set())
+            if call.admitted:  # what was let in once may not be refused for want of room
+                excuses.discard("full queue")
+            if not excuses:
                 raise Violation(f"O1: {call.request} fails without a cause: {news}")
 
 
@@ -63,15 +77,28 @@ def _judge_done(call: Call, reason: FinishReason, output_tokens: int) -> None:
         raise Violation(f"{call.request} is done by {reason} after {output_tokens} tokens")
 
 
+def _new_tokens(work: Launch) -> int:
+    """Prompt tokens that a launch is the first to take."""
+    if isinstance(work, PrefillQuantum) and work.layer_start:
+        return 0
+    return sum(len(row.token_ids) for row in rows_of(work))
+
+
 class WatchedCore(WorkerCore):
     """A worker's core that is looked at after each event."""
 
     def __init__(
-        self, config: CoreConfig, info: DeviceInfo, boot: str, history: History, barred: object
+        self,
+        config: CoreConfig,
+        info: DeviceInfo,
+        boot: str,
+        history: History,
+        before: Callable[[], None],
     ) -> None:
+        """`before` is called before each event."""
         super().__init__(config, info, boot)
-        del barred
         self._history = history
+        self._before = before
         self._terminal: dict[RequestRef, Finished | Failed] = {}
         self._accepted: set[RequestRef] = set()
         self._newest = Epoch(boot, 0)
@@ -79,15 +106,19 @@ class WatchedCore(WorkerCore):
 
     def on(self, event: CoreEvent, now: float) -> list[Effect]:
         """Handle `event` and check all that must hold. Raises Violation."""
-        self._history.events += 1
-        standing = self._control.order
+        self._before()
+        standing, retracted = self._control.order, self.retractions
         acting = None if self._given_back else self._newest
         effects = super().on(event, now)
         if wrong := self.check():
             raise Violation(f"invariants: {wrong} after {event}")
+        if self._memory.fenced:
+            self._history.retracted_in_flight += self.retractions - retracted
         for effect in effects:
             if isinstance(effect, SendData):
                 self._watch_terminal(event, effect)
+            elif isinstance(effect, LaunchWork):
+                self._history.prefilled += _new_tokens(effect.work)
         if isinstance(event, FromScheduler):
             if isinstance(event.message, Plan):
                 self._watch_plan(event.message, effects, acting, standing)

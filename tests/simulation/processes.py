@@ -56,6 +56,10 @@ CLASSES = {**BUILT_IN, "reckless": "tests.simulation.reckless:Reckless"}
 """Without a look at installed entry points, which takes longer than a life."""
 
 
+class Killed(Exception):
+    """The worker dies in the middle of a turn."""
+
+
 class Process:
     """What all roles have in common. Times of the world, but for `clock`."""
 
@@ -125,7 +129,9 @@ class WorkerProcess(Process):
         self.device = DeviceClock(lambda: world.now)
         self.failing = 0
         """Launches that are still to fail."""
-        self.core = WatchedCore(setting.core, setting.device, name, world.history, None)
+        self.core = WatchedCore(
+            setting.core, setting.device, name, world.history, world.worker_event
+        )
         self.executor = SimulatedExecutor(
             setting.device, LATENCY, verify=True, clock=self.device, fault=self._fault
         )
@@ -158,6 +164,8 @@ class WorkerProcess(Process):
         """One turn of the loop; a device that failed ends the process."""
         try:
             self.server.turn()
+        except Killed:
+            pass  # in the middle of a turn
         except DeviceFailed as error:
             self.world.worker_failed(str(error))
 

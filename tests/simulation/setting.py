@@ -82,7 +82,7 @@ def draw(seed: int) -> Setting:
         max_prefill_tokens=dice.choice([3, 16, 64]),
     )
     core = CoreConfig(
-        max_queued_requests=dice.choice([4, 100, 100]),
+        max_queued_requests=dice.choice([2, 4, 100, 100]),
         max_num_seqs=dice.choice([1, 3, 8]),
         gateway_grace_s=dice.choice([0.5, 3.0]),
         ticket_deadline_s=2.0,
@@ -114,7 +114,7 @@ def _draw_calls(dice: Random, length: int, chaos_s: float) -> tuple[CallPlan, ..
             sampling=draw_sampling(dice),
             cached=dice.random() < 0.8,
         )
-        for _ in range(dice.randint(2, 8))
+        for _ in range(dice.randint(2, 10))
     )
 
 
@@ -140,7 +140,9 @@ def draw_sampling(dice: Random) -> Sampling:
 def _draw_faults(dice: Random, chaos_s: float) -> tuple[Fault, ...]:
     """Swarm: each life knows only some kinds of fault, so that some meet more often."""
     names = list(KINDS)
-    kinds = dice.sample(names, dice.randint(1, min(6, len(names))))
+    kinds = dice.sample(names, dice.randint(1, 6))
+    if "old_plan" in kinds:
+        kinds.append("crash_worker")  # or hardly any plan would be of another boot
     faults = [
         Fault(
             at=dice.random() * chaos_s,
@@ -153,3 +155,47 @@ def _draw_faults(dice: Random, chaos_s: float) -> tuple[Fault, ...]:
         for _ in range(dice.randint(0, 9))
     ]
     return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def steady(
+    *,
+    calls: int,
+    over_s: float,
+    policies: tuple[int, ...] = (0, 2),
+    faults: tuple[Fault, ...] = (),
+    seed: int = 0,
+    num_pages: int = 200,
+    output: int = 5,
+    latency_s: float = 1e-3,
+) -> Setting:
+    """Return a life in which nothing but `faults` goes wrong: requests of all kinds over `over_s`
+    seconds, outputs of up to `output` tokens, and room enough unless `num_pages` says otherwise.
+    """
+    dice = Random(seed)
+    length = 24
+    info = device(models=(shape(layers=2, length=length, vocab=VOCAB),), num_pages=num_pages)
+    return Setting(
+        seed=seed,
+        device=info,
+        core=CoreConfig(gateway_grace_s=1.0, ticket_deadline_s=5.0),
+        link=LinkConfig(window=64, heartbeat_s=0.25, silence_s=0.6),
+        latency_s=latency_s,
+        gateways=2,
+        worker_wait_s=1000.0,
+        clocks=(0.0, 100.0),
+        policies=policies,
+        calls=tuple(
+            CallPlan(
+                at=over_s * number / calls,
+                gateway=number,
+                prompt=draw_prompt(dice, [], length // 2),
+                sampling=Sampling(
+                    max_tokens=1 + (number + output - 1) % output, seed=number, ignore_eos=True
+                ),
+                cached=False,
+            )
+            for number in range(calls)
+        ),
+        faults=faults,
+        chaos_s=over_s + 0.1,
+    )

@@ -15,10 +15,16 @@ from scheduler.core import Exit, Stage
 from tests.simulation.faults import KINDS, Fault
 from tests.simulation.history import Call, History
 from tests.simulation.oracles import Violation, judge_news
-from tests.simulation.processes import GatewayProcess, Process, SchedulerProcess, WorkerProcess
+from tests.simulation.processes import (
+    GatewayProcess,
+    Killed,
+    Process,
+    SchedulerProcess,
+    WorkerProcess,
+)
 from tests.simulation.setting import POLICIES, Setting
 from tokenizer_service.events import Admitted, Broken, Done, News, NewTokens
-from tokenizer_service.limits import MAX_INCARNATIONS
+from tokenizer_service.limits import MAX_ATTEMPTS
 from worker.core.events import Drain
 from worker.executors.simulated.fake_model import right_stream
 
@@ -60,8 +66,8 @@ class World:
         self.worker: WorkerProcess | None = None
         self.gateways: list[GatewayProcess] = []
         self.schedulers: list[SchedulerProcess] = []
-        self.before_event: Callable[[], None] | None = None
-        """Called before each event of a worker's core, for faults at exact places."""
+        self.at_event: tuple[int, Callable[[], None]] = (-1, lambda: None)
+        """What happens before a worker's core handles its event of this index, once."""
         self._sessions, self._names, self._clocks = count(1), count(1), count()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = count()
@@ -174,6 +180,17 @@ class World:
         entry = (self.now + seconds, next(self._timer_numbers), action)
         heapq.heappush(self._timers, entry)
 
+    def worker_event(self) -> None:
+        """A worker's core is about to handle an event. Raises Killed when it dies instead."""
+        index, action = self.at_event
+        worker = self.worker
+        if self.history.events == index:
+            action()
+        self.history.events += 1
+        self.history.times.append(self.now)
+        if self.worker is not worker:
+            raise Killed
+
     # --- processes ---
 
     def processes(self) -> list[Process]:
@@ -203,7 +220,7 @@ class World:
             return
         self.note(f"worker {worker.name} dies: {why}")
         self.history.deaths.append(why)
-        if len(self.history.deaths) >= MAX_INCARNATIONS:
+        if len(self.history.deaths) >= MAX_ATTEMPTS:
             self.history.excuses.add("many attempts")
         if len(self.history.deaths) >= 2:
             self.history.excuses.add("worker died twice")
