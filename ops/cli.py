@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": ("ops.serve", "start a server: worker, scheduler and gateway"),
     "swap": ("ops.swap", "replace the scheduler of a running server"),
     "status": ("ops.status", "show what a running server consists of"),
+    "profile": ("ops.profile", "measure a model on this device, for the scheduler"),
     "schedulers": ("ops.schedulers", "list the schedulers and their options"),
     "bench": ("ops.bench.main", "measure an engine"),
     "doctor": ("ops.doctor", "say what this machine can do, and why not more"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from protocol.control_link import Lane
 from worker.executors.base import Completion, DecodeBatch, DeviceInfo, Launch, SampledToken
+from worker.executors.simulated.blank import BlankForward
 from worker.executors.simulated.forward import FakeForward
 from worker.executors.simulated.latency import LatencyModel
 
@@ -48,14 +49,19 @@ class SimulatedExecutor:
         verify: bool,
         clock: Callable[[], float] | None = None,
         fault: Fault | None = None,
+        blank: bool = False,
     ) -> None:
-        """`verify`: check whole contexts at each read. `clock`: run in real time by it."""
+        """`verify`: check whole contexts at each read. `clock`: run in real time by it. `blank`:
+        without a model, any launch is right.
+        """
         self._info = info
         self._latency = latency
         self._clock = clock
         self._fault = fault
-        self._forward = FakeForward(info, verify=verify)
         self._layers = {model.name: model.num_layers for model in info.models}
+        self._forward: FakeForward | BlankForward = (
+            BlankForward(self._layers) if blank else FakeForward(info, verify=verify)
+        )
         self._lanes = {Lane.DECODE: _Lane(), Lane.PREFILL: _Lane()}
         self._now = clock() if clock else 0.0
         self._done: list[Completion] = []

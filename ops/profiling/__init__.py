@@ -1,0 +1,1 @@
+"""Offline profiling of one model on one device, for the scheduler's estimator."""
