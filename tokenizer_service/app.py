@@ -17,7 +17,8 @@ from tokenizer_service.gateway import Gateway, Prompt
 from tokenizer_service.limits import INLINE_BODY_BYTES, MAX_CLIENT_ID_CHARS
 from tokenizer_service.openai import chat, completions, models, serve
 from tokenizer_service.openai.errors import RETRY_AFTER_S, ApiError, internal
-from tokenizer_service.openai.format import Answer, ChatFormat, CompletionFormat, Format, Json
+from tokenizer_service.openai.format import Answer, ChatFormat, CompletionFormat, Format
+from tokenizer_service.openai.logprobs import Json
 from tokenizer_service.openai.schema import ChatRequest, CompletionRequest, Request, parse
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,9 @@ async def _completions(http: web.Request) -> web.StreamResponse:
         request = await _read(http, CompletionRequest)
         gateway.router.check_name(request.model)
         prompt = completions.prompt(request, gateway.assets)
-        return await _generate(http, request, prompt, CompletionFormat(_about(http, request)))
+        echoes = completions.echo(request, gateway.assets.tokenizer)
+        form = CompletionFormat(_about(http, request), echoes)
+        return await _generate(http, request, prompt, form)
 
 
 def _about(http: web.Request, request: Request) -> Answer:
@@ -135,6 +138,7 @@ def _about(http: web.Request, request: Request) -> Answer:
         model=request.model,
         created=int(time.time()),
         streams_usage=request.include_usage,
+        choices=1,
     )
 
 

@@ -6,7 +6,15 @@ says, what the link notices.
 
 from dataclasses import dataclass, field
 
-from protocol.data_link import FailCode, FinishReason, Priority, ToGateway, ToWorker, Usage
+from protocol.data_link import (
+    FailCode,
+    FinishReason,
+    Priority,
+    ToGateway,
+    TokenLogprobs,
+    ToWorker,
+    Usage,
+)
 from protocol.sampling import Sampling
 from protocol.slo import Deadlines, Slo
 
@@ -111,6 +119,8 @@ class NewTokens:
     """The next tokens of the output."""
 
     ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each id, or none when the request does not ask for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,11 @@ from tokenizer_service.assets import ModelAssets
 from tokenizer_service.detokenize import Detokenizer
 from tokenizer_service.events import Job
 from tokenizer_service.generation import Generation
+from tokenizer_service.logprobs import LogprobReader
 from tokenizer_service.openai.errors import invalid, unavailable
 from tokenizer_service.openai.params import sampling
 from tokenizer_service.openai.schema import Request
+from tokenizer_service.output import Output
 from tokenizer_service.prefix_names import PrefixNames
 from tokenizer_service.router import Route, Router, check_credits, check_length
 from tokenizer_service.settings import GatewaySettings
@@ -35,6 +37,8 @@ class Prompt:
     """Tokens that it surely has."""
     limit: int | None
     """Output tokens that the request asks for."""
+    most_likely: int | None
+    """Tokens to tell with log-probabilities beside the drawn one; None: no log-probabilities."""
 
 
 class Gateway:
@@ -96,24 +100,30 @@ class Gateway:
     async def generation(self, request_id: str, request: Request, prompt: Prompt) -> Generation:
         """Return a request's generation, not yet begun. Raises ApiError."""
         route = self.router.choose(prompt.at_least)
-        _check_token_ids(request.stop_token_ids or (), route.model.vocab_size, "stop_token_ids")
+        vocabulary = route.model.vocab_size
+        _check_token_ids(request.stop_token_ids or (), vocabulary, "stop_token_ids")
+        _check_token_ids(tuple(request.logit_bias or ()), vocabulary, "logit_bias")
         root = self._names.root(TENANT, route.model.name)
 
         def prepare() -> tuple[bytes, bytes]:
             ids = prompt.encode()
             check_length(route, len(ids))
-            _check_token_ids(ids, route.model.vocab_size, "prompt")
+            _check_token_ids(ids, vocabulary, "prompt")
             return pack_tokens(ids), self._names.pages(root, ids, route.model.page_size)
 
         packed, pages = await self.pool.run(prepare)
         job = self._job(request_id, request, prompt, route, packed, pages, root)
         check_credits(route, job.prompt_tokens)
-        detokenizer = Detokenizer(
-            self.assets.tokenizer.bytes,
-            request.stops,
-            skip_special=request.skip_special_tokens is not False,
-        )
-        return Generation(route.link, job, detokenizer)
+        return Generation(route.link, [self._output(0, request, prompt, job)])
+
+    def _output(self, index: int, request: Request, prompt: Prompt, job: Job) -> Output:
+        tokens = self.assets.tokenizer.bytes
+        skip_special = request.skip_special_tokens is not False
+        reader = None
+        if prompt.most_likely is not None:
+            reader = LogprobReader(tokens, skip_special=skip_special)
+        detokenizer = Detokenizer(tokens, request.stops, skip_special=skip_special)
+        return Output(index, job, detokenizer, reader)
 
     def _job(
         self,
@@ -130,7 +140,13 @@ class Gateway:
             request=request_id,
             model=route.model.name,
             prompt=packed,
-            sampling=sampling(request, self.assets.defaults, limit=prompt.limit, room=room),
+            sampling=sampling(
+                request,
+                self.assets.defaults,
+                limit=prompt.limit,
+                room=room,
+                most_likely=prompt.most_likely,
+            ),
             tenant=TENANT,
             page_hashes=pages,
             root_hash=root,

@@ -1,41 +1,34 @@
-"""One request from its submit to its end, as text: what chat and text completions have in common.
+"""One request from its submit to its end: what chat and text completions have in common.
 
-Used as a context manager: leaving it in any way, also by cancellation, aborts what is not over.
+A request has one output or several; all news arrive in one inbox. Used as a context manager:
+leaving it in any way, also by cancellation, aborts what is not over.
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 
-from protocol.data_link import FinishReason, Usage
-from tokenizer_service.detokenize import Detokenizer
-from tokenizer_service.events import Admitted, Broken, Done, Job, News, NewTokens
+from protocol.data_link import Usage
+from tokenizer_service.events import Admitted, Broken, Tell
 from tokenizer_service.openai.errors import from_failure
+from tokenizer_service.output import Output, Piece
 from tokenizer_service.worker_link import Inbox, WorkerLink
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How the output ended."""
-
-    reason: FinishReason
-    usage: Usage
-
-
 class Generation:
-    """Text of one request, in pieces."""
+    """The outputs of one request, in pieces."""
 
-    def __init__(self, link: WorkerLink, job: Job, detokenizer: Detokenizer) -> None:
+    def __init__(self, link: WorkerLink, outputs: Sequence[Output]) -> None:
         self._link = link
-        self._job = job
-        self._detokenizer = detokenizer
-        self._inbox: Inbox
-        self._ahead: News | None = None
-        self.end: End | None = None
-        """Set with the last piece."""
+        self._outputs = {output.job.request: output for output in outputs}
+        self._inbox: Inbox = asyncio.Queue()
+        self._ahead: deque[Tell] = deque()
+        """Came while the request was being admitted."""
 
     async def __aenter__(self) -> "Generation":
-        self._inbox = self._link.begin(self._job)
+        for output in self._outputs.values():
+            self._link.begin(output.job, self._inbox)
         return self
 
     async def __aexit__(
@@ -44,23 +37,42 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._link.cancel(self._job.request)
+        for request in self._outputs:
+            self._link.cancel(request)
+
+    @property
+    def over(self) -> bool:
+        """Whether all outputs have ended."""
+        return all(output.end is not None for output in self._outputs.values())
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of what has ended."""
+        ends = [output.end for output in self._outputs.values() if output.end is not None]
+        return Usage(
+            prompt_tokens=sum(end.usage.prompt_tokens for end in ends),
+            output_tokens=sum(end.usage.output_tokens for end in ends),
+            cached_tokens=sum(end.usage.cached_tokens for end in ends),
+        )
 
     async def admitted(self) -> None:
         """Return once the worker has taken the request. Raises ApiError when it did not."""
-        news = await self._inbox.get()
-        if isinstance(news, Broken):
-            raise from_failure(news.code, news.message)
-        self._ahead = None if isinstance(news, Admitted) else news
+        waiting = set(self._outputs)
+        while waiting:
+            tell = await self._inbox.get()
+            if isinstance(tell.news, Broken):
+                raise from_failure(tell.news.code, tell.news.message)
+            waiting.discard(tell.request)
+            if not isinstance(tell.news, Admitted):
+                self._ahead.append(tell)
 
-    async def piece(self, timeout_s: float | None) -> str | None:
-        """Return the next text, which may be empty; None when nothing came in `timeout_s` seconds.
+    async def piece(self, timeout_s: float | None) -> Piece | None:
+        """Return what is new of one output; None when nothing came in `timeout_s` seconds.
 
         Raises ApiError when the worker gave the request up.
         """
-        if (news := self._ahead) is not None:
-            self._ahead = None
-            return self._take(news)
+        if self._ahead:
+            return self._take(self._ahead.popleft())
         if not self._inbox.empty():
             return self._take(self._inbox.get_nowait())
         try:
@@ -69,37 +81,30 @@ class Generation:
         except TimeoutError:
             return None
 
-    async def whole(self) -> tuple[str, End]:
-        """Return the whole text. Raises ApiError."""
-        pieces = []
-        while self.end is None:
-            pieces.append(await self.piece(None) or "")
-        return "".join(pieces), self.end
+    async def whole(self) -> list[Piece]:
+        """Return each output in one piece, in the order of their indices. Raises ApiError."""
+        pieces: dict[int, list[Piece]] = {o.index: [] for o in self._outputs.values()}
+        while not self.over:
+            piece = await self.piece(None)
+            if piece is not None:
+                pieces[piece.index].append(piece)
+        return [_join(index, pieces[index]) for index in sorted(pieces)]
 
-    def _take(self, news: News) -> str:
-        match news:
-            case NewTokens(ids):
-                return self._detokenize(ids)
-            case Done(reason, usage):
-                return self._finish(reason, usage)
-            case Broken(code, message):
-                raise from_failure(code, message)
-            case Admitted():
-                return ""
+    def _take(self, tell: Tell) -> Piece:
+        output = self._outputs[tell.request]
+        running = output.stopped_at is None
+        piece = output.take(tell.news)
+        if running and output.stopped_at is not None and output.end is None:
+            self._link.stop_at(tell.request, output.stopped_at)
+        return piece
 
-    def _detokenize(self, ids: tuple[int, ...]) -> str:
-        if self._detokenizer.stopped is not None:
-            return ""
-        text = self._detokenizer.push(ids)
-        if self._detokenizer.stopped is not None:
-            self._link.stop_at(self._job.request, self._detokenizer.stopped.at_index)
-        return text
 
-    def _finish(self, reason: FinishReason, usage: Usage) -> str:
-        text = self._detokenizer.finish()
-        stopped = self._detokenizer.stopped
-        if stopped is not None:
-            reason = FinishReason.STOP
-            usage = Usage(usage.prompt_tokens, stopped.at_index, usage.cached_tokens)
-        self.end = End(reason, usage)
-        return text
+def _join(index: int, pieces: Sequence[Piece]) -> Piece:
+    return Piece(
+        index=index,
+        text="".join(piece.text for piece in pieces),
+        tokens=None
+        if pieces[-1].tokens is None
+        else tuple(token for piece in pieces for token in piece.tokens or ()),
+        end=pieces[-1].end,
+    )

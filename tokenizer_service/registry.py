@@ -207,7 +207,9 @@ class Registry:
         new = unpack_tokens(run.ids)[known - run.first :]
         if new:
             live.output += new
-            yield Tell(run.ref.request, NewTokens(tuple(new)))
+            aligned = len(run.logprobs) * 4 == len(run.ids)
+            logprobs = run.logprobs[known - run.first :] if aligned else ()
+            yield Tell(run.ref.request, NewTokens(tuple(new), logprobs))
 
     def _finished(self, message: Finished, now: float) -> Iterator[Effect]:
         live = self._current(message.ref)

@@ -6,6 +6,7 @@ at the template's own control tokens and the rest is encoded as plain text; in a
 """
 
 import re
+from collections.abc import Sequence
 from copy import deepcopy
 from secrets import token_hex
 
@@ -44,6 +45,12 @@ class Tokenizer:
         The caller writes the whole prompt, so control tokens in it are meant as such.
         """
         return list(self._parsing.encode(text).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens and all."""
+        table = self.bytes.table
+        known = (table[token] for token in ids if 0 <= token < len(table))
+        return b"".join(known).decode("utf-8", "replace")
 
     def guard(self, text: str) -> str:
         """Mark control tokens that a user's text spells, before the text goes into a template."""

@@ -22,7 +22,6 @@ from tokenizer_service.events import (
     LinkDown,
     LinkLost,
     LinkUp,
-    News,
     Send,
     StopAt,
     Tell,
@@ -36,8 +35,8 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 """Period of the registry's deadlines."""
 
-Inbox = asyncio.Queue[News]
-"""What happens to one request. Bounded by its output's length."""
+Inbox = asyncio.Queue[Tell]
+"""What happens to the jobs of one request. Bounded by its outputs' lengths."""
 
 
 class WorkerLink:
@@ -66,12 +65,10 @@ class WorkerLink:
         named = next((model for model in models if model.name in names), None)
         return named or (models[0] if len(models) == 1 else None)
 
-    def begin(self, job: Job) -> Inbox:
-        """Send a request; its news arrive in the inbox, the last one is Done or Broken."""
-        inbox: Inbox = asyncio.Queue()
+    def begin(self, job: Job, inbox: Inbox) -> None:
+        """Send a job; its news arrive in the inbox, the last one is Done or Broken."""
         self._inboxes[job.request] = inbox
         self._feed(Begin(job))
-        return inbox
 
     def cancel(self, request: str) -> None:
         """The client left: abort, unless the request is over."""
@@ -87,7 +84,7 @@ class WorkerLink:
         inboxes = list(self._inboxes.items())
         for request, inbox in inboxes:
             self.cancel(request)
-            inbox.put_nowait(Broken(FailCode.SHUTDOWN, message))
+            inbox.put_nowait(Tell(request, Broken(FailCode.SHUTDOWN, message)))
         return len(inboxes)
 
     async def run(self) -> None:
@@ -124,11 +121,12 @@ class WorkerLink:
             match effect:
                 case Send(message):
                     self._endpoint.send(message, now)
-                case Tell(request, news):
-                    self._tell(request, news)
+                case Tell():
+                    self._tell(effect)
 
-    def _tell(self, request: str, news: News) -> None:
-        over = isinstance(news, Done | Broken)
-        inbox = self._inboxes.pop(request, None) if over else self._inboxes.get(request)
+    def _tell(self, tell: Tell) -> None:
+        over = isinstance(tell.news, Done | Broken)
+        inboxes = self._inboxes
+        inbox = inboxes.pop(tell.request, None) if over else inboxes.get(tell.request)
         if inbox is not None:
-            inbox.put_nowait(news)
+            inbox.put_nowait(tell)

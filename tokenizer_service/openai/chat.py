@@ -22,11 +22,16 @@ def prompt(request: ChatRequest, assets: ModelAssets) -> Prompt:
     template, tokenizer = assets.template, assets.tokenizer
     if template is None:
         raise invalid("the model has no chat template; use /v1/completions", "messages")
+    if request.top_logprobs and not request.logprobs:
+        raise invalid(
+            f"top_logprobs is {request.top_logprobs} but logprobs is not true", "top_logprobs"
+        )
     messages = [_plain(message, index) for index, message in enumerate(request.messages)]
     return Prompt(
         encode=lambda: _encode(messages, template, tokenizer),
         at_least=sum(tokenizer.at_least(message["content"]) for message in messages),
         limit=request.output_limit,
+        most_likely=request.most_likely,
     )
 
 

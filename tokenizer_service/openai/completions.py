@@ -4,10 +4,13 @@ from tokenizer_service.assets import ModelAssets
 from tokenizer_service.gateway import Prompt
 from tokenizer_service.openai.errors import invalid, unsupported
 from tokenizer_service.openai.schema import CompletionRequest
+from tokenizer_service.tokenizer import Tokenizer
 
 
 def prompt(request: CompletionRequest, assets: ModelAssets) -> Prompt:
     """Return the prompt. Raises ApiError 400 for several prompts, or none."""
+    if request.echo and request.logprobs is not None:
+        raise unsupported("echo", "echo together with logprobs")
     text_or_ids = _single(request.prompt)
     if isinstance(text_or_ids, str):
         text = text_or_ids
@@ -16,9 +19,23 @@ def prompt(request: CompletionRequest, assets: ModelAssets) -> Prompt:
             encode=lambda: _not_empty(tokenizer.encode_prompt(text)),
             at_least=tokenizer.at_least(text),
             limit=request.output_limit,
+            most_likely=request.logprobs,
         )
     ids = _not_empty(text_or_ids)
-    return Prompt(encode=lambda: ids, at_least=len(ids), limit=request.output_limit)
+    return Prompt(
+        encode=lambda: ids,
+        at_least=len(ids),
+        limit=request.output_limit,
+        most_likely=request.logprobs,
+    )
+
+
+def echo(request: CompletionRequest, tokenizer: Tokenizer) -> list[str]:
+    """Return what comes before each choice's text: nothing, or the prompt as text."""
+    if not request.echo:
+        return []
+    text_or_ids = _single(request.prompt)
+    return [text_or_ids if isinstance(text_or_ids, str) else tokenizer.decode(text_or_ids)]
 
 
 def _single(prompt: str | list[int | str | list[int]]) -> str | list[int]:

@@ -1,7 +1,7 @@
 """GET /v1/models and /v1/models/{id}."""
 
 from tokenizer_service.openai.errors import model_not_found
-from tokenizer_service.openai.format import Json
+from tokenizer_service.openai.logprobs import Json
 from tokenizer_service.router import Router
 
 

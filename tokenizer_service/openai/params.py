@@ -3,7 +3,7 @@
 from secrets import randbits
 from typing import TypeVar
 
-from protocol.sampling import Sampling
+from protocol.sampling import LogitBias, Sampling
 from tokenizer_service.assets import SamplingDefaults
 from tokenizer_service.openai.errors import invalid
 from tokenizer_service.openai.schema import Request
@@ -14,12 +14,18 @@ SEED_MASK = 2**63 - 1
 
 
 def sampling(
-    request: Request, defaults: SamplingDefaults, *, limit: int | None, room: int
+    request: Request,
+    defaults: SamplingDefaults,
+    *,
+    limit: int | None,
+    room: int,
+    most_likely: int | None,
 ) -> Sampling:
     """Return a request's sampling.
 
     `limit`: output tokens that it asks for (None: all there is room for); `room`: tokens that the
-    context has left, at least 1. Raises ApiError when `min_tokens` is above both.
+    context has left, at least 1; `most_likely`: tokens to tell with log-probabilities beside the
+    drawn one (None: none, nor the drawn one's). Raises ApiError when `min_tokens` is above both.
     """
     max_tokens = room if limit is None else min(limit, room)
     min_tokens = request.min_tokens or 0
@@ -38,6 +44,8 @@ def sampling(
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        logit_bias=tuple(LogitBias(*item) for item in (request.logit_bias or {}).items()),
+        logprobs=most_likely,
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from protocol.data_link import Priority
-from protocol.sampling import MAX_STOP_TOKEN_IDS, TokenId
+from protocol.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, TokenId
 from tokenizer_service.limits import (
     MAX_CONTENT_PARTS,
     MAX_JSON_DEPTH,
@@ -31,6 +31,8 @@ R = TypeVar("R", bound="Request")
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 OutputTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
@@ -64,6 +66,7 @@ class Request(Struct, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     priority: Priority | None = None
     n: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
@@ -101,17 +104,26 @@ class ChatRequest(Request, frozen=True, kw_only=True):
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: OutputTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
 
     @property
     def output_limit(self) -> int | None:
         """Output tokens at most; None: what the context leaves."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def most_likely(self) -> int | None:
+        """Most likely tokens to tell beside each drawn one; None: no log-probabilities at all."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
 
 class CompletionRequest(Request, frozen=True, kw_only=True):
     """POST /v1/completions. A prompt is a string or token ids, or a list of one of them."""
 
     prompt: str | list[int | str | list[int]]
+    logprobs: Logprobs | None = None
+    echo: bool | None = None
 
     @property
     def output_limit(self) -> int:
@@ -156,10 +168,8 @@ UNSUPPORTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "regex": (_is_empty, "structured output"),
     "ebnf": (_is_empty, "structured output"),
     "grammar": (_is_empty, "structured output"),
-    "logprobs": (_is_absent, "logprobs"),
     "top_logprobs": (_is_empty, "logprobs"),
     "prompt_logprobs": (_is_absent, "logprobs"),
-    "logit_bias": (_is_empty, "logit_bias"),
     "n": (_is_one, "more than one choice (n)"),
     "best_of": (_is_one, "best_of"),
     "use_beam_search": (_is_empty, "beam search"),
@@ -177,9 +187,11 @@ UNSUPPORTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
 }
 
 
-def check_supported(body: Body) -> None:
-    """Raise ApiError for a known field that is not served and asks for something."""
+def check_supported(body: Body, request: type[Request]) -> None:
+    """Raise ApiError for a known field that is not served here and asks for something."""
     for name, (means_nothing, what) in UNSUPPORTED.items():
+        if name in request.__struct_fields__ and name != "n":
+            continue  # this endpoint serves it
         value = body.get(name)
         if value is None or value is False or means_nothing(value):
             continue
@@ -192,7 +204,7 @@ def check_supported(body: Body) -> None:
 
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _MISSING = re.compile(r"missing required field `(\w+)`")
-_FIELD = re.compile(r" - at `\$\.?(.*)`$")
+_FIELD = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 
 
 def check_depth(data: bytes, limit: int = MAX_JSON_DEPTH) -> None:
@@ -217,9 +229,9 @@ def parse(data: bytes, request: type[R]) -> R:
         raise invalid(f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise invalid("the body is no JSON object")
-    check_supported(body)
+    check_supported(body, request)
     try:
-        return msgspec.convert(body, request)
+        return msgspec.convert(body, request, str_keys=True)
     except msgspec.ValidationError as error:
         raise _field_error(str(error)) from None
 

@@ -20,8 +20,8 @@ async def whole(generation: Generation, form: Format) -> web.StreamResponse:
     """Answer when the output is complete. Raises ApiError."""
     async with generation:
         await generation.admitted()
-        text, end = await generation.whole()
-    body = msgspec.json.encode(form.whole(text, end.reason, end.usage))
+        outputs = await generation.whole()
+    body = msgspec.json.encode(form.whole(outputs, generation.usage))
     return web.Response(body=body, content_type="application/json")
 
 
@@ -71,12 +71,14 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     for chunk in form.opening():
         yield sse.frame(chunk)
-    while generation.end is None:
-        text = await generation.piece(keep_alive_s)
-        if text is None:
+    while not generation.over:
+        piece = await generation.piece(keep_alive_s)
+        if piece is None:
             yield sse.KEEP_ALIVE
-        elif text:
-            yield sse.frame(form.piece(text))
-    yield sse.frame(form.closing(generation.end.reason))
+            continue
+        if piece.text or piece.tokens:
+            yield sse.frame(form.piece(piece))
+        if piece.end is not None:
+            yield sse.frame(form.closing(piece.index, piece.end))
     if include_usage:
-        yield sse.frame(form.usage(generation.end.usage))
+        yield sse.frame(form.usage(generation.usage))

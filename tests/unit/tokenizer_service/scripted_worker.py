@@ -22,6 +22,7 @@ from protocol.data_link import (
     Status,
     Submit,
     ToGateway,
+    TokenLogprobs,
     TokenRun,
     Tokens,
     ToWorker,
@@ -109,8 +110,14 @@ class ScriptedWorker:
         self.send(Accepted(message.ref, cached))
         return message
 
-    def tokens(self, ref: RequestRef, first: int, ids: Sequence[int]) -> None:
-        self.send(Tokens((TokenRun(ref, first, pack_tokens(ids)),)))
+    def tokens(
+        self,
+        ref: RequestRef,
+        first: int,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
+        self.send(Tokens((TokenRun(ref, first, pack_tokens(ids), tuple(logprobs)),)))
 
     def finish(
         self, submit: Submit, output: int, reason: FinishReason = FinishReason.STOP, cached: int = 0

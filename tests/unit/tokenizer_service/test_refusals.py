@@ -54,6 +54,9 @@ async def test_an_unknown_model_is_not_found_and_names_the_known_ones(stack: Sta
         ({"stop_token_ids": [262]}, "stop_token_ids"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"n": 2}, "n"),
+        ({"logit_bias": {"262": 1}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"echo": True}, "echo"),
         ({"temperature": "hot"}, "temperature"),
     ],
 )
@@ -66,6 +69,12 @@ async def test_a_bad_chat_names_its_field(stack: Stack, fields: dict[str, Any], 
 )
 async def test_a_bad_prompt_is_refused(stack: Stack, prompt: object) -> None:
     assert (await refused(stack, await stack.complete(prompt), 400))["param"] == "prompt"
+
+
+async def test_an_echo_with_logprobs_of_the_prompt_is_refused(stack: Stack) -> None:
+    response = await stack.complete("hi", echo=True, logprobs=0)
+    error = await refused(stack, response, 400)
+    assert (error["param"], error["code"]) == ("echo", "unsupported_parameter")
 
 
 @pytest.mark.parametrize("prompt", [["hi"], [[1, 2]]])

@@ -25,6 +25,7 @@ from protocol.data_link import (
     Status,
     Stop,
     Submit,
+    TokenLogprobs,
     TokenRun,
     Tokens,
     Usage,
@@ -171,6 +172,21 @@ def test_what_is_known_already_is_not_told_again(
     registry.on(tokens(ref, 0, [7, 8]), 0.1)
     expected = [Tell("r", NewTokens(new))] if new else []
     assert registry.on(tokens(ref, first, ids), 0.2) == expected
+
+
+def test_logprobs_stay_with_their_tokens() -> None:
+    registry, ref = started()
+    entries = tuple(TokenLogprobs(-float(n), (), ()) for n in range(3))
+
+    def told(run: TokenRun) -> list[Effect]:
+        return registry.on(FromWorker(Tokens((run,))), 0.1)
+
+    run = TokenRun(ref, 0, pack_tokens([7, 8]), entries[:2])
+    assert told(run) == [Tell("r", NewTokens((7, 8), entries[:2]))]
+    run = TokenRun(ref, 1, pack_tokens([8, 9]), entries[1:])
+    assert told(run) == [Tell("r", NewTokens((9,), entries[2:]))]
+    run = TokenRun(ref, 3, pack_tokens([5, 6]), entries[:1])
+    assert told(run) == [Tell("r", NewTokens((5, 6)))], "too few: nobody knows whose they are"
 
 
 def test_tokens_behind_a_gap_are_not_told_but_asked_for_once() -> None:

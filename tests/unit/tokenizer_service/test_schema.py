@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.sampling import MAX_STOP_TOKEN_IDS
+from protocol.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from tokenizer_service.assets import SamplingDefaults
 from tokenizer_service.limits import (
     MAX_JSON_DEPTH,
@@ -92,6 +92,9 @@ def test_a_number_of_a_wrong_type_or_range_is_refused_by_name(field: str, value:
         ("messages", [{"role": "user"}] * (MAX_MESSAGES + 1)),
         ("stream_options", True),
         ("ignore_eos", "true"),
+        ("logprobs", 5),
+        ("top_logprobs", 21),
+        ("top_logprobs", -1),
     ],
 )
 def test_a_field_out_of_its_bounds_is_refused_by_name(field: str, value: object) -> None:
@@ -105,6 +108,12 @@ def test_a_field_out_of_its_bounds_is_refused_by_name(field: str, value: object)
         ({"stop": ["a", 1]}, "stop[1]"),
         ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
         ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
+        ({"logit_bias": {"1": 100.5}}, "logit_bias[...]"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias[...]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {str(n): 1 for n in range(MAX_LOGIT_BIAS + 1)}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (
@@ -148,10 +157,8 @@ WANTED: dict[str, object] = {
     "regex": "a",
     "ebnf": "a",
     "grammar": "a",
-    "logprobs": True,
     "top_logprobs": 3,
     "prompt_logprobs": 0,
-    "logit_bias": {"1": 5},
     "n": 2,
     "best_of": 2,
     "use_beam_search": True,
@@ -175,7 +182,9 @@ def test_the_table_of_wanted_values_is_complete() -> None:
 
 @pytest.mark.parametrize(("field", "value"), WANTED.items())
 def test_what_is_not_served_and_changes_the_answer_is_refused(field: str, value: object) -> None:
-    error = refused(msgspec.json.encode(CHAT | {field: value}))
+    chat_serves = field in ChatRequest.__struct_fields__ and field != "n"
+    body, kind = (TEXT, CompletionRequest) if chat_serves else (CHAT, ChatRequest)
+    error = refused(msgspec.json.encode(body | {field: value}), kind)
     assert (error.param, error.code) == (field, "unsupported_parameter")
     assert "not supported" in error.message
 
@@ -205,10 +214,21 @@ def test_what_means_nothing_and_what_is_unknown_is_ignored(field: str, value: ob
     assert chat(**{field: value}).model == "m"
 
 
-def test_logprobs_of_a_text_completion_are_refused_also_when_zero() -> None:
-    assert (
-        refused(msgspec.json.encode(TEXT | {"logprobs": 0}), CompletionRequest).param == "logprobs"
+def test_each_endpoint_has_its_own_form_of_logprobs() -> None:
+    assert chat().most_likely is None
+    assert chat(logprobs=False).most_likely is None
+    assert chat(logprobs=True).most_likely == 0
+    assert chat(logprobs=True, top_logprobs=20).most_likely == 20
+    assert text(logprobs=0).logprobs == 0
+    for value in (True, -1, 21, "3"):
+        assert refused(msgspec.json.encode(TEXT | {"logprobs": value}), CompletionRequest).param
+    assert refused(msgspec.json.encode(TEXT | {"top_logprobs": 2}), CompletionRequest).param == (
+        "top_logprobs"
     )
+
+
+def test_a_bias_is_by_token_id() -> None:
+    assert chat(logit_bias={"7": 5, "8": -100}).logit_bias == {7: 5.0, 8: -100.0}
 
 
 # --- bodies ---
@@ -270,26 +290,28 @@ def test_the_depth_of_an_unfinished_string_costs_one_pass() -> None:
 
 def test_what_a_request_leaves_out_is_the_models_own() -> None:
     defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
-    drawn = sampling(chat(top_p=0.5), defaults, limit=None, room=9)
+    drawn = sampling(chat(top_p=0.5), defaults, limit=None, room=9, most_likely=None)
     assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p) == (0.6, 20, 0.5, 0.1)
     assert drawn.max_tokens == 9
 
 
 def test_zero_is_a_value_not_an_omission() -> None:
     defaults = SamplingDefaults(temperature=0.6, top_k=20)
-    drawn = sampling(chat(temperature=0, top_k=0, seed=0), defaults, limit=None, room=9)
+    drawn = sampling(
+        chat(temperature=0, top_k=0, seed=0), defaults, limit=None, room=9, most_likely=None
+    )
     assert (drawn.temperature, drawn.top_k, drawn.seed) == (0.0, 0, 0)
 
 
 def test_without_a_models_own_the_defaults_are_openais() -> None:
-    drawn = sampling(chat(), SamplingDefaults(), limit=None, room=9)
+    drawn = sampling(chat(), SamplingDefaults(), limit=None, room=9, most_likely=None)
     assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p) == (1.0, 1.0, 0, 0.0)
     assert not drawn.has_penalties
 
 
 def test_more_output_at_least_than_at_most_is_refused() -> None:
     with pytest.raises(ApiError) as error:
-        sampling(chat(min_tokens=10), SamplingDefaults(), limit=5, room=9)
+        sampling(chat(min_tokens=10), SamplingDefaults(), limit=5, room=9, most_likely=None)
     assert error.value.param == "min_tokens"
 
 
