@@ -98,9 +98,7 @@ class BatchBook:
         kept = [tuple(filter(unfinished, batch)) for batch in (*started, *ours)]
         kept = [batch for batch in kept if batch]
         urgent = [batch for batch in kept if self._urgent.issuperset(batch)]
-        if not urgent:
-            self._urgent = frozenset()
-            return kept
+        self._urgent = frozenset(chain.from_iterable(urgent))
         return [*urgent, *(batch for batch in kept if batch not in urgent)]
 
     # --- what is new ---

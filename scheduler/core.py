@@ -6,6 +6,7 @@ frames and gaps cost a new snapshot and never the epoch.
 """
 
 import logging
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,6 +28,7 @@ from protocol.control_link import (
 )
 from protocol.ids import Epoch
 from protocol.lifecycle import EXIT_CONFIG
+from scheduler.explain import KEPT, Decision
 from scheduler.policy import Policy, PolicyPlan, check
 from scheduler.view import Fold, WorkerView
 
@@ -106,6 +108,8 @@ class SchedulerCore:
         self.standing: PolicyPlan | None = None
         """What the worker was sent last; None when it must be sent again."""
         self.seq = 0
+        self.decisions: deque[Decision] = deque(maxlen=KEPT)
+        """The last plans that were sent, oldest first."""
         self._policy = policy
         self.config = config
         self._planned: PolicyPlan | None = None
@@ -228,7 +232,7 @@ class SchedulerCore:
         self._failures, self._planned = 0, plan
         if self.stage is Stage.OBSERVING:
             return self._attach(now)
-        return self._send(plan)
+        return self._send(plan, self.view, now)
 
     def _failed(self, error: Exception) -> list[Output]:
         """A policy's error changes nothing, until there were too many in a row."""
@@ -248,13 +252,29 @@ class SchedulerCore:
         config = self.config
         return [Attach(config.peer, config.policy, config.version)]
 
-    def _send(self, plan: PolicyPlan) -> list[Output]:
+    @property
+    def latest(self) -> str:
+        """Why the newest plan is as it is, sent or the same as the standing one."""
+        return self._planned.reason if self._planned else ""
+
+    def _send(self, plan: PolicyPlan, view: WorkerView, now: float) -> list[Output]:
         if self.standing is not None and _same(plan, self.standing):
             return []
         assert self.epoch is not None
         self.standing = plan
         self.seq += 1
         log.debug("plan %d: %s", self.seq, plan.reason)
+        self.decisions.append(
+            Decision(
+                at=now,
+                seq=self.seq,
+                event=view.event,
+                sharing=str(plan.sharing),
+                layers=plan.prefill.layers_per_quantum,
+                batches=len(plan.prefill.batches),
+                reason=plan.reason,
+            )
+        )
         return [
             Plan(
                 epoch=self.epoch,

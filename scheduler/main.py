@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from scheduler.core import CoreConfig, Exit, Input, Link, SchedulerCore, Termina
 from scheduler.estimator import profile
 from scheduler.estimator.fitted import FittedEstimator
 from scheduler.estimator.soft_state import Keeper
+from scheduler.explain import Explanation, Window
 from scheduler.policy import Objectives
 from scheduler.registry import make
 from scheduler.settings import SchedulerSettings
@@ -51,7 +52,9 @@ class Shell:
         policy: str,
         clock: Callable[[], float],
         keeper: Keeper | None = None,
+        window: Window | None = None,
     ) -> None:
+        self._window = window
         self._core, self._endpoint, self._reporter = core, endpoint, reporter
         self._policy, self._clock, self._keeper = policy, clock, keeper
         self._told = False
@@ -59,6 +62,8 @@ class Shell:
 
     async def run(self) -> Exit:
         """Run until the core exits."""
+        if self._window is not None:
+            await self._window.open()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.terminate)
@@ -73,6 +78,8 @@ class Shell:
             self._endpoint.close()
             if self._keeper is not None:
                 self._keeper.save()
+            if self._window is not None:
+                self._window.close()
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -104,6 +111,8 @@ class Shell:
                 self._endpoint.send(message, now)
         if self._core.ready and not self._told:
             self._told = True
+            if self._window is not None and not self._core.config.observe_only:
+                self._window.publish()
             epoch = self._core.epoch.n if self._core.epoch else 0
             self._reporter.send(Ready({"policy": self._policy, "epoch": epoch}))
 
@@ -124,6 +133,7 @@ async def serve(
     chosen: SchedulerSettings,
     core: SchedulerCore,
     reporter: Reporter,
+    estimator: FittedEstimator | None = None,
     keeper: Keeper | None = None,
 ) -> Exit:
     """Connect to the worker in `chosen.run_dir` and run. Raises AddressRefused."""
@@ -131,8 +141,22 @@ async def serve(
     transport = connect(address, core.config.peer.encode())
     endpoint: ControlEndpoint = Endpoint(transport, ToScheduler, LINK)
     reporter.send(Stage("connecting"))
-    shell = Shell(core, endpoint, reporter, chosen.scheduler, time.monotonic, keeper)
-    return await shell.run()
+    window = Window(Path(chosen.run_dir), lambda: explanation(core, estimator))
+    clock = time.monotonic
+    return await Shell(core, endpoint, reporter, chosen.scheduler, clock, keeper, window).run()
+
+
+def explanation(core: SchedulerCore, estimator: FittedEstimator | None) -> Explanation:
+    """Return what `tandem explain` shows."""
+    return Explanation(
+        policy=core.config.policy,
+        pid=os.getpid(),
+        epoch=core.epoch.n if core.epoch else 0,
+        now=time.monotonic(),
+        latest=core.latest,
+        decisions=tuple(core.decisions),
+        errors=estimator.errors if estimator else None,
+    )
 
 
 def learner(chosen: SchedulerSettings) -> tuple[FittedEstimator | None, Keeper | None]:
@@ -169,12 +193,10 @@ def build(chosen: SchedulerSettings, estimator: FittedEstimator | None = None) -
     return SchedulerCore(policy, config)
 
 
-def run(
-    chosen: SchedulerSettings, core: SchedulerCore, reporter: Reporter, keeper: Keeper | None
-) -> Exit:
+def run(serving: Coroutine[Any, Any, Exit]) -> Exit:
     """Run until the end, and return it."""
     try:
-        return asyncio.run(serve(chosen, core, reporter, keeper))
+        return asyncio.run(serving)
     except AddressRefused as error:
         return Exit(str(error), status=EXIT_CONFIG)
 
@@ -197,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:  # of the level, a ProfileError or a PolicyError
         end = Exit(str(error), status=EXIT_CONFIG)
     else:
-        end = run(chosen, core, reporter, keeper)
+        end = run(serve(chosen, core, reporter, estimator, keeper))
     reporter.send(Stopped(end.reason, fenced=end.fenced))
     if end.status:
         print(f"scheduler: {end.reason}", file=sys.stderr)

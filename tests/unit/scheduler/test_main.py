@@ -4,9 +4,11 @@ import asyncio
 import os
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from ops.explain import ExplainError, ask
 from protocol.control_link import (
     Attach,
     ControlToWorker,
@@ -25,6 +27,7 @@ from protocol.transport.zeromq import bind
 from scheduler.core import Exit
 from scheduler.estimator.profile import save
 from scheduler.estimator.soft_state import read as read_soft_state
+from scheduler.explain import SOCKET
 from scheduler.main import build, learner, main, serve
 from scheduler.settings import SchedulerSettings
 from tests.unit.scheduler.profiles import profile
@@ -84,7 +87,9 @@ async def running(run_dir, **options):
     estimator, keeper = learner(chosen)
     tasks = [
         asyncio.create_task(worker.run()),
-        asyncio.create_task(serve(chosen, build(chosen, estimator), Reporter(write), keeper)),
+        asyncio.create_task(
+            serve(chosen, build(chosen, estimator), Reporter(write), estimator, keeper)
+        ),
     ]
     try:
         yield worker, tasks[1], read
@@ -170,6 +175,34 @@ async def test_what_it_learns_beside_a_profile_is_kept_when_it_ends(run_dir, tmp
         os.kill(os.getpid(), 15)
         await scheduler
     assert read_soft_state(kept).profile
+
+
+async def explained(run_dir):
+    return await asyncio.to_thread(ask, Path(run_dir) / SOCKET, 5.0)
+
+
+async def test_it_explains_its_decisions_to_whoever_asks_and_leaves_no_socket(run_dir):
+    async with running(run_dir, scheduler="muxwise") as (worker, scheduler, _):
+        plan = await worker.hears(Plan)
+        told = await explained(run_dir)
+        assert (told.policy, told.epoch, told.pid) == ("muxwise", 7, os.getpid())
+        (decision,) = told.decisions
+        assert (decision.seq, decision.reason) == (plan.seq, plan.reason)
+        assert told.latest
+        assert decision.at <= told.now
+        os.kill(os.getpid(), 15)
+        await scheduler
+    assert [name for name in os.listdir(run_dir) if "explain" in name] == []
+
+
+async def test_an_observer_does_not_take_the_explaining_over(run_dir):
+    async with running(run_dir, observe_only=True) as (_worker, _, read):
+        while Ready({"policy": "muxwise", "epoch": 0}) not in await asyncio.to_thread(
+            reports, read
+        ):
+            pass
+        with pytest.raises(ExplainError, match="no scheduler explains itself there"):
+            await explained(run_dir)
 
 
 def test_a_run_directory_that_others_can_enter_is_refused(tmp_path, capsys):

@@ -153,18 +153,22 @@ def test_a_batch_in_the_making_takes_whoever_is_short_and_fits():
 @pytest.mark.parametrize("make", [muxwise, drift])
 @given(st.integers(0, 2**32))
 @settings(max_examples=20, deadline=None)
-def test_along_any_history_at_most_one_batch_is_before_one_that_has_started(make, seed):
+def test_along_any_history_only_one_batch_overtakes_and_none_while_another_waits(make, seed):
     worker = SmallWorker(random.Random(seed))
     mirror, policy = WorkerView(worker.snapshot()), make()
     for step in range(100):
         if (event := worker.happen()) is None:
             continue
         mirror.apply(event)
+        before = policy._book._urgent
         plan = policy.plan(mirror, step * 0.01)
+        after = policy._book._urgent
         started = [set(b.batch) for b in mirror.batches]
         listed = [{item.ref for item in batch.items} for batch in plan.prefill.batches]
         places = [i for i, members in enumerate(listed) if members in started]
-        before = [i for i in range(len(listed)) if i not in places and any(p > i for p in places)]
-        assert len(before) <= 1
-        if len(started) > 1:
-            assert not before or before == [0]
+        if after - before:
+            assert len(started) == 1, "nobody overtakes while an overtaken batch waits"
+            assert not any(members <= before for members in listed), "nor one that is to overtake"
+        for place, members in enumerate(listed):
+            if place not in places and any(p > place for p in places):
+                assert members <= after, "only the batch that overtook is before a started one"
