@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import metadata
 from typing import TypeVar
 
@@ -117,8 +117,8 @@ async def _chat(http: web.Request) -> web.StreamResponse:
     with gateway.serving():
         request = await _read(http, ChatRequest)
         gateway.router.check_name(request.model)
-        prompt = chat.prompt(request, gateway.assets)
-        return await _generate(http, request, prompt, ChatFormat(_about(http, request)))
+        prompts = [chat.prompt(request, gateway.assets)]
+        return await _generate(http, request, prompts, ChatFormat(_about(http, request, prompts)))
 
 
 async def _completions(http: web.Request) -> web.StreamResponse:
@@ -126,27 +126,27 @@ async def _completions(http: web.Request) -> web.StreamResponse:
     with gateway.serving():
         request = await _read(http, CompletionRequest)
         gateway.router.check_name(request.model)
-        prompt = completions.prompt(request, gateway.assets)
-        echoes = completions.echo(request, gateway.assets.tokenizer)
-        form = CompletionFormat(_about(http, request), echoes)
-        return await _generate(http, request, prompt, form)
+        prompts = completions.prompts(request, gateway.assets)
+        echoes = completions.echoes(request, gateway.assets.tokenizer)
+        form = CompletionFormat(_about(http, request, prompts), echoes)
+        return await _generate(http, request, prompts, form)
 
 
-def _about(http: web.Request, request: Request) -> Answer:
+def _about(http: web.Request, request: Request, prompts: Sequence[Prompt]) -> Answer:
     return Answer(
         request=http[REQUEST_ID],
         model=request.model,
         created=int(time.time()),
         streams_usage=request.include_usage,
-        choices=1,
+        choices=len(prompts) * request.choices,
     )
 
 
 async def _generate(
-    http: web.Request, request: Request, prompt: Prompt, form: Format
+    http: web.Request, request: Request, prompts: Sequence[Prompt], form: Format
 ) -> web.StreamResponse:
     gateway = http.app[GATEWAY]
-    generation = await gateway.generation(http[REQUEST_ID], request, prompt)
+    generation = await gateway.generation(http[REQUEST_ID], request, prompts)
     if not request.stream:
         return await serve.whole(generation, form)
     return await serve.stream(

@@ -4,7 +4,7 @@ Separate from the HTTP application, which only knows requests and responses.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from protocol.ids import pack_tokens
 from tokenizer_service.assets import ModelAssets
 from tokenizer_service.detokenize import Detokenizer
 from tokenizer_service.events import Job
-from tokenizer_service.generation import Generation
+from tokenizer_service.generation import Generation, Group
 from tokenizer_service.logprobs import LogprobReader
 from tokenizer_service.openai.errors import invalid, unavailable
 from tokenizer_service.openai.params import sampling
@@ -39,6 +39,14 @@ class Prompt:
     """Output tokens that the request asks for."""
     most_likely: int | None
     """Tokens to tell with log-probabilities beside the drawn one; None: no log-probabilities."""
+
+
+@dataclass(frozen=True)
+class _Tokenized:
+    prompt: Prompt
+    packed: bytes
+    pages: bytes
+    root: bytes
 
 
 class Gateway:
@@ -97,24 +105,45 @@ class Gateway:
             return False
         return True
 
-    async def generation(self, request_id: str, request: Request, prompt: Prompt) -> Generation:
+    async def generation(
+        self, request_id: str, request: Request, prompts: Sequence[Prompt]
+    ) -> Generation:
         """Return a request's generation, not yet begun. Raises ApiError."""
-        route = self.router.choose(prompt.at_least)
+        requests = len(prompts) * request.choices
+        route = self.router.choose([prompt.at_least for prompt in prompts], requests)
         vocabulary = route.model.vocab_size
         _check_token_ids(request.stop_token_ids or (), vocabulary, "stop_token_ids")
         _check_token_ids(tuple(request.logit_bias or ()), vocabulary, "logit_bias")
+        ready = await self.pool.run(lambda: [self._tokenize(one, route) for one in prompts])
+        check_credits(route, sum(len(one.packed) // 4 for one in ready), requests)
+        groups = [
+            self._group(request_id, at * request.choices, request, one, route)
+            for at, one in enumerate(ready)
+        ]
+        return Generation(route.link, groups)
+
+    def _tokenize(self, prompt: Prompt, route: Route) -> _Tokenized:
+        """Return a prompt's tokens and the names of its pages. Runs beside the event loop."""
+        ids = prompt.encode()
+        check_length(route, len(ids))
+        _check_token_ids(ids, route.model.vocab_size, "prompt")
         root = self._names.root(TENANT, route.model.name)
+        pages = self._names.pages(root, ids, route.model.page_size)
+        return _Tokenized(prompt, pack_tokens(ids), pages, root)
 
-        def prepare() -> tuple[bytes, bytes]:
-            ids = prompt.encode()
-            check_length(route, len(ids))
-            _check_token_ids(ids, vocabulary, "prompt")
-            return pack_tokens(ids), self._names.pages(root, ids, route.model.page_size)
-
-        packed, pages = await self.pool.run(prepare)
-        job = self._job(request_id, request, prompt, route, packed, pages, root)
-        check_credits(route, job.prompt_tokens)
-        return Generation(route.link, [self._output(0, request, prompt, job)])
+    def _group(
+        self, request_id: str, first: int, request: Request, prompt: _Tokenized, route: Route
+    ) -> Group:
+        """Return the outputs of one prompt; `first` is the index of the first of them."""
+        indices = range(first, first + request.choices)
+        jobs = [self._job(request_id, index, first, request, prompt, route) for index in indices]
+        outputs = [
+            self._output(index, request, prompt.prompt, job)
+            for index, job in zip(indices, jobs, strict=True)
+        ]
+        # What a sibling can take from the prefix cache: full pages before the last token.
+        tokens, page_size = len(prompt.packed) // 4, route.model.page_size
+        return Group(outputs, shares=page_size > 0 and tokens > page_size)
 
     def _output(self, index: int, request: Request, prompt: Prompt, job: Job) -> Output:
         tokens = self.assets.tokenizer.bytes
@@ -128,28 +157,27 @@ class Gateway:
     def _job(
         self,
         request_id: str,
+        index: int,
+        first: int,
         request: Request,
-        prompt: Prompt,
+        prompt: _Tokenized,
         route: Route,
-        packed: bytes,
-        pages: bytes,
-        root: bytes,
     ) -> Job:
-        room = route.context - len(packed) // 4
         return Job(
-            request=request_id,
+            request=f"{request_id}-{index}" if index else request_id,
             model=route.model.name,
-            prompt=packed,
+            prompt=prompt.packed,
             sampling=sampling(
                 request,
                 self.assets.defaults,
-                limit=prompt.limit,
-                room=room,
-                most_likely=prompt.most_likely,
+                limit=prompt.prompt.limit,
+                room=route.context - len(prompt.packed) // 4,
+                most_likely=prompt.prompt.most_likely,
+                choice=index - first,
             ),
             tenant=TENANT,
-            page_hashes=pages,
-            root_hash=root,
+            page_hashes=prompt.pages,
+            root_hash=prompt.root,
             priority=request.priority or 0,
         )
 

@@ -1,34 +1,53 @@
 """One request from its submit to its end: what chat and text completions have in common.
 
-A request has one output or several; all news arrive in one inbox. Used as a context manager:
-leaving it in any way, also by cancellation, aborts what is not over.
+All news of all outputs arrive in one inbox. Outputs of one prompt share its pages in the worker's
+prefix cache: the first one goes ahead, the others follow when its prefill is done. Used as a
+context manager: leaving it in any way, also by cancellation, aborts what is not over.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from protocol.data_link import Usage
-from tokenizer_service.events import Admitted, Broken, Tell
+from tokenizer_service.events import Admitted, Broken, Done, NewTokens, Tell
 from tokenizer_service.openai.errors import from_failure
 from tokenizer_service.output import Output, Piece
 from tokenizer_service.worker_link import Inbox, WorkerLink
 
 
+@dataclass(frozen=True)
+class Group:
+    """The outputs of one prompt."""
+
+    outputs: Sequence[Output]
+    """At least one."""
+    shares: bool
+    """Whether the prompt has pages to share; else nothing is gained by waiting."""
+
+
 class Generation:
     """The outputs of one request, in pieces."""
 
-    def __init__(self, link: WorkerLink, outputs: Sequence[Output]) -> None:
+    def __init__(self, link: WorkerLink, groups: Sequence[Group]) -> None:
         self._link = link
-        self._outputs = {output.job.request: output for output in outputs}
+        self._leaders = [group.outputs[0] for group in groups]
+        self._outputs = {o.job.request: o for group in groups for o in group.outputs}
+        self._following = {
+            group.outputs[0].job.request: group.outputs[1:] for group in groups if group.shares
+        }
+        """Leader → outputs that have not begun."""
         self._inbox: Inbox = asyncio.Queue()
         self._ahead: deque[Tell] = deque()
         """Came while the request was being admitted."""
 
     async def __aenter__(self) -> "Generation":
-        for output in self._outputs.values():
-            self._link.begin(output.job, self._inbox)
+        waiting = {o.job.request for outputs in self._following.values() for o in outputs}
+        for request, output in self._outputs.items():
+            if request not in waiting:
+                self._link.begin(output.job, self._inbox)
         return self
 
     async def __aexit__(
@@ -47,17 +66,18 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Token counts of what has ended."""
+        """Token counts of what has ended; a prompt counts once, however many outputs it has."""
+        prompts = [output.end.usage for output in self._leaders if output.end is not None]
         ends = [output.end for output in self._outputs.values() if output.end is not None]
         return Usage(
-            prompt_tokens=sum(end.usage.prompt_tokens for end in ends),
+            prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
             output_tokens=sum(end.usage.output_tokens for end in ends),
-            cached_tokens=sum(end.usage.cached_tokens for end in ends),
+            cached_tokens=sum(usage.cached_tokens for usage in prompts),
         )
 
     async def admitted(self) -> None:
-        """Return once the worker has taken the request. Raises ApiError when it did not."""
-        waiting = set(self._outputs)
+        """Return once the worker has taken each prompt. Raises ApiError when it did not."""
+        waiting = {leader.job.request for leader in self._leaders}
         while waiting:
             tell = await self._inbox.get()
             if isinstance(tell.news, Broken):
@@ -91,6 +111,9 @@ class Generation:
         return [_join(index, pieces[index]) for index in sorted(pieces)]
 
     def _take(self, tell: Tell) -> Piece:
+        if isinstance(tell.news, NewTokens | Done):
+            for sibling in self._following.pop(tell.request, ()):
+                self._link.begin(sibling.job, self._inbox)
         output = self._outputs[tell.request]
         running = output.stopped_at is None
         piece = output.take(tell.news)

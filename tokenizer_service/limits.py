@@ -9,6 +9,10 @@ MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 4096
 MAX_STOPS = 16
 MAX_STOP_CHARS = 64
+MAX_CHOICES = 8
+"""Of one prompt (n)."""
+MAX_PROMPTS = 64
+"""In one request."""
 MAX_CLIENT_ID_CHARS = 64
 """Of an X-Request-Id; a longer or odd one is replaced, not refused."""
 MAX_NAME_CHARS = 256

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.data_link import ModelInfo
-from tokenizer_service.openai.errors import model_not_found, too_long, unavailable
+from tokenizer_service.openai.errors import invalid, model_not_found, too_long, unavailable
 from tokenizer_service.worker_link import WorkerLink
 from tokenizer_service.worker_state import Phase
 
@@ -45,8 +45,10 @@ class Router:
         if name not in self.served:
             raise model_not_found(name, self.served)
 
-    def choose(self, tokens: int) -> Route:
-        """Return the worker with the most room for a prompt of at least `tokens` tokens.
+    def choose(self, tokens: Sequence[int], requests: int) -> Route:
+        """Return the worker with the most room for prompts of at least so many tokens each.
+
+        `requests`: outputs of all prompts together.
 
         Raises ApiError: 503 when none is there or has room, 400 when none could ever take it.
         """
@@ -60,8 +62,8 @@ class Router:
         if not routes:
             raise unavailable("no worker is there")
         route = max(routes, key=lambda route: route.link.worker.credits.requests)
-        check_length(route, tokens, at_least=True)
-        check_credits(route, tokens)
+        check_length(route, max(tokens), at_least=True)
+        check_credits(route, sum(tokens), requests)
         return route
 
     def known_model(self) -> ModelInfo | None:
@@ -82,10 +84,23 @@ def check_length(route: Route, tokens: int, *, at_least: bool = False) -> None:
         raise too_long(tokens, limit, at_least=at_least)
 
 
-def check_credits(route: Route, tokens: int) -> None:
-    """Raise ApiError 503 when the worker's queue has no room now."""
-    credits = route.link.worker.credits
+def check_credits(route: Route, tokens: int, requests: int) -> None:
+    """Raise ApiError 503 when the worker's queue has no room now, 400 when it never has.
+
+    Outputs of one prompt prefill it once, so its tokens count once.
+    """
+    worker = route.link.worker
+    if requests > worker.max_requests:
+        raise invalid(
+            f"{requests} outputs are more than the queue of {worker.max_requests} takes", "n"
+        )
+    if tokens > worker.max_prompt_tokens:
+        limit = worker.max_prompt_tokens
+        raise invalid(f"{tokens} prompt tokens are more than the queue of {limit} takes", "prompt")
+    credits = worker.credits
     if credits.requests < 1:
         raise unavailable("the queue is full")
+    if credits.requests < requests:
+        raise unavailable(f"the queue has room for {credits.requests} outputs, not for {requests}")
     if credits.tokens < tokens:
         raise unavailable(f"the queue has room for {credits.tokens} tokens, not for {tokens}")

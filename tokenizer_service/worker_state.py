@@ -34,6 +34,8 @@ class WorkerState:
     credits: Credits = field(default_factory=lambda: Credits(requests=0, tokens=0))
     max_prompt_tokens: int = 0
     """The worker's queue takes no longer prompt, ever."""
+    max_requests: int = 0
+    """The worker's queue takes no more at once, ever."""
     load: Load = field(default_factory=Load)
     progress_at: float = 0.0
     """When the worker last did something, or had nothing to do."""
@@ -49,6 +51,7 @@ class WorkerState:
         changed = message.boot != self.boot
         self.boot, self.models, self.credits = message.boot, message.models, message.credits
         self.max_prompt_tokens = message.limits.max_queued_tokens
+        self.max_requests = message.limits.max_queued_requests
         self.progress_at = now
         return changed
 

@@ -20,12 +20,15 @@ def sampling(
     limit: int | None,
     room: int,
     most_likely: int | None,
+    choice: int,
 ) -> Sampling:
     """Return a request's sampling.
 
     `limit`: output tokens that it asks for (None: all there is room for); `room`: tokens that the
     context has left, at least 1; `most_likely`: tokens to tell with log-probabilities beside the
-    drawn one (None: none, nor the drawn one's). Raises ApiError when `min_tokens` is above both.
+    drawn one (None: none, nor the drawn one's); `choice`: which of a prompt's outputs it is: choice
+    k draws as a request of its own with a seed that is k higher. Raises ApiError when `min_tokens`
+    is above both.
     """
     max_tokens = room if limit is None else min(limit, room)
     min_tokens = request.min_tokens or 0
@@ -33,7 +36,7 @@ def sampling(
         raise invalid(f"min_tokens is {min_tokens}, the output has {max_tokens}", "min_tokens")
     return Sampling(
         max_tokens=max_tokens,
-        seed=randbits(63) if request.seed is None else request.seed & SEED_MASK,
+        seed=randbits(63) if request.seed is None else (request.seed + choice) & SEED_MASK,
         temperature=_or(request.temperature, defaults.temperature),
         top_k=max(0, _or(request.top_k, defaults.top_k)),
         top_p=_or(request.top_p, defaults.top_p),

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from protocol.data_link import Priority
 from protocol.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, TokenId
 from tokenizer_service.limits import (
+    MAX_CHOICES,
     MAX_CONTENT_PARTS,
     MAX_JSON_DEPTH,
     MAX_MESSAGES,
@@ -68,7 +69,7 @@ class Request(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     priority: Priority | None = None
-    n: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -76,6 +77,11 @@ class Request(Struct, frozen=True, kw_only=True):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def choices(self) -> int:
+        """Outputs of each prompt."""
+        return self.n or 1
 
     @property
     def include_usage(self) -> bool:
@@ -119,7 +125,7 @@ class ChatRequest(Request, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Request, frozen=True, kw_only=True):
-    """POST /v1/completions. A prompt is a string or token ids, or a list of one of them."""
+    """POST /v1/completions. A prompt is a string or token ids, or a list of them."""
 
     prompt: str | list[int | str | list[int]]
     logprobs: Logprobs | None = None
@@ -170,7 +176,6 @@ UNSUPPORTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "grammar": (_is_empty, "structured output"),
     "top_logprobs": (_is_empty, "logprobs"),
     "prompt_logprobs": (_is_absent, "logprobs"),
-    "n": (_is_one, "more than one choice (n)"),
     "best_of": (_is_one, "best_of"),
     "use_beam_search": (_is_empty, "beam search"),
     "suffix": (_is_empty, "suffix"),
@@ -190,13 +195,11 @@ UNSUPPORTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
 def check_supported(body: Body, request: type[Request]) -> None:
     """Raise ApiError for a known field that is not served here and asks for something."""
     for name, (means_nothing, what) in UNSUPPORTED.items():
-        if name in request.__struct_fields__ and name != "n":
+        if name in request.__struct_fields__:
             continue  # this endpoint serves it
         value = body.get(name)
         if value is None or value is False or means_nothing(value):
             continue
-        if name == "n" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            continue  # no number of choices at all: the schema says so
         raise unsupported(name, what)
 
 

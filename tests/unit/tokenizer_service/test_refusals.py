@@ -53,7 +53,7 @@ async def test_an_unknown_model_is_not_found_and_names_the_known_ones(stack: Sta
         ),
         ({"stop_token_ids": [262]}, "stop_token_ids"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-        ({"n": 2}, "n"),
+        ({"n": 9}, "n"),
         ({"logit_bias": {"262": 1}}, "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"echo": True}, "echo"),
@@ -65,7 +65,8 @@ async def test_a_bad_chat_names_its_field(stack: Stack, fields: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", [], [[]], [262], [-1], [2**40], [1, "a"], ["a", "b"], [[1], [2]], [1, [2]]]
+    "prompt",
+    ["", [], [[]], [262], [-1], [2**40], [1, "a"], ["a", ""], [[1], []], [1, [2]], ["a"] * 65],
 )
 async def test_a_bad_prompt_is_refused(stack: Stack, prompt: object) -> None:
     assert (await refused(stack, await stack.complete(prompt), 400))["param"] == "prompt"

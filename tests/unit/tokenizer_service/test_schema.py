@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from protocol.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from tokenizer_service.assets import SamplingDefaults
 from tokenizer_service.limits import (
+    MAX_CHOICES,
     MAX_JSON_DEPTH,
     MAX_MESSAGES,
     MAX_NAME_CHARS,
@@ -63,9 +64,10 @@ def test_a_number_of_a_wrong_type_or_range_is_refused_by_name(field: str, value:
     ("field", "value"),
     [
         *((field, value) for field in PENALTIES for value in (-2.1, 2.1, True, "1")),
-        *((field, 1.5) for field in COUNTS if field != "n"),
+        *((field, 1.5) for field in COUNTS),
         ("n", 0),
         ("n", 1.5),
+        ("n", MAX_CHOICES + 1),
         ("max_tokens", 0),
         ("top_p", 0),
         ("top_p", 1.01),
@@ -159,7 +161,6 @@ WANTED: dict[str, object] = {
     "grammar": "a",
     "top_logprobs": 3,
     "prompt_logprobs": 0,
-    "n": 2,
     "best_of": 2,
     "use_beam_search": True,
     "suffix": "a",
@@ -182,7 +183,7 @@ def test_the_table_of_wanted_values_is_complete() -> None:
 
 @pytest.mark.parametrize(("field", "value"), WANTED.items())
 def test_what_is_not_served_and_changes_the_answer_is_refused(field: str, value: object) -> None:
-    chat_serves = field in ChatRequest.__struct_fields__ and field != "n"
+    chat_serves = field in ChatRequest.__struct_fields__
     body, kind = (TEXT, CompletionRequest) if chat_serves else (CHAT, ChatRequest)
     error = refused(msgspec.json.encode(body | {field: value}), kind)
     assert (error.param, error.code) == (field, "unsupported_parameter")
@@ -200,7 +201,6 @@ def test_what_is_not_served_and_changes_the_answer_is_refused(field: str, value:
         ("logprobs", False),
         ("top_logprobs", 0),
         ("logit_bias", {}),
-        ("n", 1),
         ("best_of", 1),
         ("suffix", ""),
         ("echo", False),
@@ -290,7 +290,7 @@ def test_the_depth_of_an_unfinished_string_costs_one_pass() -> None:
 
 def test_what_a_request_leaves_out_is_the_models_own() -> None:
     defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
-    drawn = sampling(chat(top_p=0.5), defaults, limit=None, room=9, most_likely=None)
+    drawn = sampling(chat(top_p=0.5), defaults, limit=None, room=9, most_likely=None, choice=0)
     assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p) == (0.6, 20, 0.5, 0.1)
     assert drawn.max_tokens == 9
 
@@ -298,20 +298,27 @@ def test_what_a_request_leaves_out_is_the_models_own() -> None:
 def test_zero_is_a_value_not_an_omission() -> None:
     defaults = SamplingDefaults(temperature=0.6, top_k=20)
     drawn = sampling(
-        chat(temperature=0, top_k=0, seed=0), defaults, limit=None, room=9, most_likely=None
+        chat(temperature=0, top_k=0, seed=0),
+        defaults,
+        limit=None,
+        room=9,
+        most_likely=None,
+        choice=0,
     )
     assert (drawn.temperature, drawn.top_k, drawn.seed) == (0.0, 0, 0)
 
 
 def test_without_a_models_own_the_defaults_are_openais() -> None:
-    drawn = sampling(chat(), SamplingDefaults(), limit=None, room=9, most_likely=None)
+    drawn = sampling(chat(), SamplingDefaults(), limit=None, room=9, most_likely=None, choice=0)
     assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p) == (1.0, 1.0, 0, 0.0)
     assert not drawn.has_penalties
 
 
 def test_more_output_at_least_than_at_most_is_refused() -> None:
     with pytest.raises(ApiError) as error:
-        sampling(chat(min_tokens=10), SamplingDefaults(), limit=5, room=9, most_likely=None)
+        sampling(
+            chat(min_tokens=10), SamplingDefaults(), limit=5, room=9, most_likely=None, choice=0
+        )
     assert error.value.param == "min_tokens"
 
 
