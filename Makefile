@@ -34,6 +34,7 @@ help:
 	@echo 'make simulate      lives of the whole system with faults, by seed: SEEDS=100000 takes long'
 	@echo 'make test-process  tests with real processes, signals and a real model (minutes)'
 	@echo 'make test-gpu      tests that need an NVIDIA GPU'
+	@echo 'make bench-demo    serve the embedded model, load it for a minute, write a report page'
 	@echo 'make bench-cpu     measure the two lanes on the CPU of this machine'
 
 # --- the environment: each stamp is newer than what it was made from ---
@@ -92,6 +93,10 @@ test-process: $(VENV)/.tests
 .PHONY: test-gpu
 test-gpu: $(VENV)/.tests
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+.PHONY: bench-demo
+bench-demo: $(VENV)/.bench
+	$(BIN)/tandem bench serve --demo $(ARGS)
 
 .PHONY: bench-cpu
 bench-cpu: $(VENV)/.bench

@@ -104,8 +104,8 @@ def supervisor_for(parts: Parts) -> Supervisor:
     return Supervisor(config, parts.choice)
 
 
-async def serve(parts: Parts, folder: RunDir) -> int:
-    """Run the launcher with its admin socket, and the demo's question if asked for."""
+def launcher_for(parts: Parts, folder: RunDir) -> Launcher:
+    """Return the launcher of a server with its sockets in `folder`. Needs a running event loop."""
     path = str(folder.path)
 
     def command(start: Start, ready_fd: int) -> list[str]:
@@ -114,7 +114,12 @@ async def serve(parts: Parts, folder: RunDir) -> int:
 
     inherited = {k: v for k, v in environ.items() if not k.startswith(settings.ENVIRONMENT_PREFIX)}
     display = Display(Console(stderr=True))
-    launcher = Launcher(supervisor_for(parts), command, inherited, display, path)
+    return Launcher(supervisor_for(parts), command, inherited, display, path)
+
+
+async def serve(parts: Parts, folder: RunDir) -> int:
+    """Run the launcher with its admin socket, and the demo's question if asked for."""
+    launcher = launcher_for(parts, folder)
     async with orders(folder, launcher):
         greeting = asyncio.create_task(greet(launcher, parts.launcher))
         status = await launcher.run()

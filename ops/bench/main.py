@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 
 BENCHMARKS = {
+    "serve": ("ops.bench.serve", "load over HTTP, on any OpenAI-compatible server"),
+    "report": ("ops.bench.report", "its page, pictures and tables"),
     "engine": ("ops.bench.engine", "a GPU's frontier: prefill rate against time between tokens"),
     "engine-report": ("ops.bench.engine_report", "its pictures and tables"),
     "cpu-lanes": ("ops.bench.cpu_lanes", "the two lanes on a CPU, policy by policy"),
