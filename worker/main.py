@@ -26,6 +26,7 @@ from worker.executors import factory
 from worker.executors.base import DeviceInfo, Executor
 from worker.server import TICK_S, DeviceFailed, Server
 from worker.settings import WorkerSettings
+from worker.suspects import open_suspects
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +96,15 @@ def serve(chosen: WorkerSettings, reporter: Reporter, signals: Signals) -> None:
     info = executor.info
     for note in info.notes:
         log.warning("%s", note)
+    suspects = open_suspects(os.path.join(chosen.run_dir, "suspects"))
     server = Server(
-        WorkerCore(core_config(chosen), info, boot),
+        WorkerCore(core_config(chosen), info, boot, barred=suspects),
         executor,
         Endpoint(data_transport, ToWorker, LINK),
         Endpoint(control_transport, ControlToWorker, LINK),
         time.monotonic,
         TICK_S,
+        suspects,
     )
     gc.collect()
     gc.freeze()

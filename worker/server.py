@@ -28,6 +28,7 @@ from worker.core.events import (
 )
 from worker.core.machine import WorkerCore
 from worker.executors.base import Executor
+from worker.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,10 @@ class Server:
         control: ControlEndpoint,
         clock: Callable[[], float],
         tick_s: float,
+        suspects: Suspects,
     ) -> None:
         """`tick_s`: period of the core's ticks, normally TICK_S."""
+        self._suspects = suspects
         self._core, self._executor = core, executor
         self._data, self._control, self._clock = data, control, clock
         self._tick_s = tick_s
@@ -80,8 +83,13 @@ class Server:
         while not self._core.idle and self._clock() < over:
             if not self.turn():
                 self.wait()
+        self.stop()
+
+    def stop(self) -> None:
+        """End all that is left; what runs on the device is no suspect. Raises DeviceFailed."""
         self._feed(Drain(final=True))
         self.turn()
+        self._suspects.close()
 
     def close(self) -> None:
         """Close the sockets."""
@@ -132,7 +140,10 @@ class Server:
         return len(events)
 
     def _feed(self, event: CoreEvent) -> None:
-        for effect in self._core.on(event, self._clock()):
+        effects = self._core.on(event, self._clock())
+        if isinstance(event, Completed) or any(isinstance(e, LaunchWork) for e in effects):
+            self._suspects.note([ref.request for ref in self._core.on_device()])
+        for effect in effects:
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:

@@ -37,6 +37,20 @@ def _crash_worker(world: "World", fault: Fault) -> None:
     world.kill_worker("killed", fault.keep, fault.span)
 
 
+def _crash_loop(world: "World", fault: Fault) -> None:
+    """The worker dies twice, both times while something runs on its device."""
+
+    def die(times: int) -> None:
+        if world.healed or not times:
+            return
+        running = world.worker is not None and world.worker.core.on_device()
+        if running:
+            world.kill_worker("killed", fault.keep, 0.02)
+        world.after(0.01, lambda: die(times - bool(running)))
+
+    die(2)
+
+
 def _crash_scheduler(world: "World", fault: Fault) -> None:
     if (victim := _scheduler(world, fault)) is not None:
         world.kill_scheduler(victim, fault.keep, fault.span)
@@ -171,6 +185,7 @@ def _drain(world: "World", fault: Fault) -> None:
 
 KINDS: dict[str, Callable[["World", Fault], None]] = {
     "crash_worker": _crash_worker,
+    "crash_loop": _crash_loop,
     "crash_scheduler": _crash_scheduler,
     "crash_gateway": _crash_gateway,
     "pause": _pause,

@@ -29,6 +29,8 @@ class Call:
     admitted: bool = False
     cancelled: bool = False
     stopped_at: int | None = None
+    deaths_on_device: int = 0
+    """Deaths of workers while it was on the device."""
     vanished: bool = False
     """Its gateway has died."""
     end: Done | Broken | None = None

@@ -5,7 +5,7 @@ O3 pages, O4 nothing is left over. Invariants of DESIGN 6 besides: one epoch act
 has no effect.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from protocol.control_link import Attach, Detach, Fenced, Plan, Snapshot
 from protocol.data_link import Accepted, FailCode, Failed, Finished, FinishReason, Resync, Submit
@@ -26,6 +26,7 @@ from worker.core.machine import WorkerCore
 from worker.core.order import Order
 from worker.executors.base import DeviceInfo, Launch, PrefillQuantum
 from worker.executors.simulated.forward import rows_of
+from worker.suspects import MAX_DEATHS
 
 
 class Violation(AssertionError):
@@ -36,7 +37,6 @@ EXCUSES = {
     FailCode.INTERNAL: {"device error", "many attempts"},
     FailCode.OVERLOADED: {"full queue", "no worker for long"},
     FailCode.SHUTDOWN: {"drain"},
-    FailCode.SUSPECT: {"worker died twice"},
 }
 """Which faults allow a request to fail, and how."""
 
@@ -60,6 +60,8 @@ def judge_news(call: Call, news: News, history: History) -> None:
             excuses = history.excuses & EXCUSES.get(code, set())
             if call.admitted:  # what was let in once may not be refused for want of room
                 excuses.discard("full queue")
+            if code is FailCode.SUSPECT and call.deaths_on_device >= MAX_DEATHS:
+                excuses.add("suspect")
             if not excuses:
                 raise Violation(f"O1: {call.request} fails without a cause: {news}")
 
@@ -94,9 +96,10 @@ class WatchedCore(WorkerCore):
         boot: str,
         history: History,
         before: Callable[[], None],
+        barred: Container[str],
     ) -> None:
         """`before` is called before each event."""
-        super().__init__(config, info, boot)
+        super().__init__(config, info, boot, barred)
         self._history = history
         self._before = before
         self._terminal: dict[RequestRef, Finished | Failed] = {}
@@ -156,6 +159,9 @@ class WatchedCore(WorkerCore):
         message = effect.message
         if isinstance(message, Accepted):
             self._accepted.add(message.ref)
+            call = self._history.calls[int(message.ref.request[1:])]
+            if call.deaths_on_device >= MAX_DEATHS:
+                raise Violation(f"{call.request} is let in after {call.deaths_on_device} deaths")
         if not isinstance(message, Finished | Failed) or message.ref not in self._accepted:
             return
         if isinstance(message, Failed) and message.code is FailCode.UNKNOWN_REQUEST:

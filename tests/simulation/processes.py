@@ -40,6 +40,7 @@ from tokenizer_service.registry import Registry
 from worker.executors.base import Launch
 from worker.executors.simulated.executor import SimulatedExecutor
 from worker.server import DeviceFailed, Server
+from worker.suspects import Suspects, after
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -129,8 +130,10 @@ class WorkerProcess(Process):
         self.device = DeviceClock(lambda: world.now)
         self.failing = 0
         """Launches that are still to fail."""
+        world.suspects = bytearray(after(bytes(world.suspects)))
+        suspects = Suspects(world.suspects)
         self.core = WatchedCore(
-            setting.core, setting.device, name, world.history, world.worker_event
+            setting.core, setting.device, name, world.history, world.worker_event, suspects
         )
         self.executor = SimulatedExecutor(
             setting.device, LATENCY, verify=True, clock=self.device, fault=self._fault
@@ -144,6 +147,7 @@ class WorkerProcess(Process):
             Endpoint(control, ControlToWorker, setting.link, sessions=world.session),
             self.clock,
             WORKER_TICK_S,
+            suspects,
         )
 
     def transports(self) -> list[MemoryTransport]:
@@ -162,8 +166,15 @@ class WorkerProcess(Process):
 
     def turn(self) -> None:
         """One turn of the loop; a device that failed ends the process."""
+        self._do(self.server.turn)
+
+    def stop(self) -> None:
+        """Its drain is over."""
+        self._do(self.server.stop)
+
+    def _do(self, what: Callable[[], object]) -> None:
         try:
-            self.server.turn()
+            what()
         except Killed:
             pass  # in the middle of a turn
         except DeviceFailed as error:

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.data_link import FailCode
 from scheduler.core import Stage
 from tests.simulation.faults import Fault
 from tests.simulation.setting import POLICIES, steady
 from tests.simulation.world import World
-from tokenizer_service.events import Done
+from tokenizer_service.events import Broken, Done
 from worker.core.config import CoreConfig
 
 RECKLESS = tuple(i for i, (name, _) in enumerate(POLICIES) if name == "reckless")
@@ -132,3 +133,24 @@ def test_a_worker_that_stands_still_delays_and_costs_nobody_anything(kind):
         world = World(steady(calls=10, over_s=0.2, faults=(trouble,)))
         world.live()
         expect_all_done(world)
+
+
+def test_a_request_that_runs_in_two_deaths_is_failed_and_those_that_waited_are_served():
+    """B6's second half in virtual time: one row runs at a time, so exactly one is the suspect."""
+    setting = steady(calls=6, over_s=0.001, output=8)
+    setting = replace(setting, device=replace(setting.device, max_slots=1), chaos_s=2.0)
+    world = World(setting)
+
+    def kill_while_running() -> None:
+        running = world.worker.core.on_device() if world.worker else []
+        if [ref.request for ref in running] == ["r0"]:
+            world.kill_worker("killed", keep=100, restart_s=0.05)
+        if len(world.history.deaths) < 2:
+            world.after(0.002, kill_while_running)
+
+    world.after(0.01, kill_while_running)
+    world.live()
+    first, *others = world.history.calls
+    assert isinstance(first.end, Broken)
+    assert first.end.code is FailCode.SUSPECT
+    assert all(isinstance(call.end, Done) for call in others)

@@ -16,6 +16,7 @@ from tokenizer_service.registry import Registry
 from worker.core.control import Control
 from worker.core.flights import Flights
 from worker.core.intake import Intake
+from worker.suspects import Suspects
 
 SEEDS = 500
 
@@ -89,7 +90,13 @@ def no_resync(patch):
     patch.setattr(Intake, "_tokens_again", lambda self, peer, delivered, output, of: None)
 
 
+def nobody_is_suspected(patch):
+    """Nothing is noted before a launch."""
+    patch.setattr(Suspects, "note", lambda self, requests: None)
+
+
 MUTATIONS = [
+    nobody_is_suspected,
     no_fence,
     no_epoch_test,
     no_boot_test,

@@ -66,12 +66,15 @@ class World:
         self.worker: WorkerProcess | None = None
         self.gateways: list[GatewayProcess] = []
         self.schedulers: list[SchedulerProcess] = []
+        self.suspects = bytearray()
+        """The file in which workers note whose work is on the device."""
         self.at_event: tuple[int, Callable[[], None]] = (-1, lambda: None)
         """What happens before a worker's core handles its event of this index, once."""
         self._sessions, self._names, self._clocks = count(1), count(1), count()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = count()
-        self._healed = False
+        self.healed = False
+        """Whether faults are over."""
         self._away_since: float | None = None
 
     # --- a whole life ---
@@ -107,7 +110,7 @@ class World:
     def heal(self) -> None:
         """End all faults; then everything must end, and come to rest."""
         self.note("heal")
-        self._healed = True
+        self.healed = True
         for _, _, action in sorted(self._timers, key=lambda timer: timer[:2]):
             action()
         self._timers = []
@@ -222,15 +225,16 @@ class World:
         self.history.deaths.append(why)
         if len(self.history.deaths) >= MAX_ATTEMPTS:
             self.history.excuses.add("many attempts")
-        if len(self.history.deaths) >= 2:
-            self.history.excuses.add("worker died twice")
+        if why != "drained":
+            for ref in worker.core.on_device():
+                self.history.calls[int(ref.request[1:])].deaths_on_device += 1
         worker.alive = False
         self.worker = None
         for socket in worker.transports():
             self.network.kill(socket, keep)
         if restart_s > self.setting.worker_wait_s / 2:
             self.history.excuses.add("no worker for long")
-        self.after(0.0 if self._healed else restart_s, self.start_worker)
+        self.after(0.0 if self.healed else restart_s, self.start_worker)
 
     def worker_failed(self, why: str) -> None:
         """The device failed: the process ends, and is started again."""
@@ -248,7 +252,7 @@ class World:
 
         def over() -> None:
             if self.worker is worker:
-                worker.server._feed(Drain(final=True))
+                worker.stop()
                 self.kill_worker("drained", keep=CAPACITY, restart_s=0.05)
 
         self.after(seconds, over)

@@ -6,6 +6,7 @@ abort of nothing is no error, and a resync says again all that the gateway may h
 
 import logging
 from array import array
+from collections.abc import Container
 
 from protocol import PROTOCOL_VERSION
 from protocol.control_link import Arrived
@@ -44,14 +45,19 @@ class Intake:
     """Handles messages of gateways."""
 
     def __init__(
-        self, config: CoreConfig, parts: Parts, boot: str, models: tuple[ModelInfo, ...]
+        self,
+        config: CoreConfig,
+        parts: Parts,
+        boot: str,
+        models: tuple[ModelInfo, ...],
+        barred: Container[str],
     ) -> None:
         self.draining = False
         self._config = config
         self._parts = parts
         self._boot = boot
         self._models = models
-        self._screen = Screen(config, parts.info, parts.table)
+        self._screen = Screen(config, parts.info, parts.table, barred)
         self._deadlines = DeadlineWatch()
         self._gateways: dict[bytes, None] = {}
         self._silent: dict[bytes, float] = {}

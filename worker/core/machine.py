@@ -6,6 +6,7 @@ next event; nothing waits.
 """
 
 import logging
+from collections.abc import Container
 
 from protocol.control_link import Lane, Snapshot
 from protocol.data_link import Credits, FailCode, Load, ModelInfo, Status
@@ -45,7 +46,14 @@ log = logging.getLogger(__name__)
 class WorkerCore:
     """Requests, pages, plan and lanes of one worker."""
 
-    def __init__(self, config: CoreConfig, device: DeviceInfo, boot: str) -> None:
+    def __init__(
+        self,
+        config: CoreConfig,
+        device: DeviceInfo,
+        boot: str,
+        barred: Container[str] = frozenset(),
+    ) -> None:
+        """`barred`: ids of requests that are refused as suspects (`worker.suspects`)."""
         self.dead = False
         """After a `Fatal`: nothing is launched any more."""
         self._config = config
@@ -65,7 +73,7 @@ class WorkerCore:
             outbox=self._outbox,
         )
         models = tuple(model_info(model, device.page_size) for model in device.models)
-        self._intake = Intake(config, self._parts, boot, models)
+        self._intake = Intake(config, self._parts, boot, models, barred)
         self._control = Control(config, self._parts, boot, models)
         self._decode = DecodeLane(self._parts, config.max_num_seqs)
         self._prefill = PrefillLane(self._parts, self._decode)

@@ -5,7 +5,7 @@ the device, whoever the peer is.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.data_link import FailCode, Submit
@@ -29,14 +29,22 @@ class Refusal(Exception):
 class Screen:
     """Turns a submit into a request, or refuses it."""
 
-    def __init__(self, config: CoreConfig, info: DeviceInfo, table: RequestTable) -> None:
+    def __init__(
+        self, config: CoreConfig, info: DeviceInfo, table: RequestTable, barred: Container[str]
+    ) -> None:
+        """`barred`: ids of requests that took the process down before."""
         self._config = config
+        self._barred = barred
         self._info = info
         self._table = table
         self._models: Mapping[str, ModelShape] = {model.name: model for model in info.models}
 
     def admit(self, submit: Submit, peer: bytes) -> Request:
         """Return the request. Raises Refusal."""
+        if submit.ref.request in self._barred:
+            raise Refusal(
+                FailCode.SUSPECT, "it was on the device each time when the worker died, twice"
+            )
         model = self._models.get(submit.model)
         if model is None:
             known = ", ".join(self._models)
