@@ -60,7 +60,7 @@ class Suspects:
         self._noted = noted
         area = 1 - self._area
         at = _AREAS_AT + area * _AREA_BYTES
-        data = _COUNT.pack(len(noted)) + b"".join(self._names.values())
+        data = _COUNT.pack(len(self._names)) + b"".join(self._names.values())
         self._memory[at : at + len(data)] = data
         self._memory[len(_MAGIC)] = area  # one byte: there is no half of it
         self._area = area

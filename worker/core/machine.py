@@ -36,6 +36,7 @@ from worker.core.memory import Memory
 from worker.core.outbox import Outbox
 from worker.core.parts import Parts
 from worker.core.prefill import PrefillLane
+from worker.core.request import Request
 from worker.core.streams import Streams
 from worker.core.table import RequestTable
 from worker.executors.base import Completion, DeviceInfo, ModelShape
@@ -137,11 +138,11 @@ class WorkerCore:
 
     def on_device(self) -> list[RequestRef]:
         """Return the requests that work in flight touches: the suspects, should it crash."""
-        refs: dict[RequestRef, None] = {}
+        requests: dict[Request, None] = {}
         for flights in self._flights.lanes.values():
             for flight in flights:
-                refs.update((stay.request.ref, None) for stay in flight.stays)
-        return list(refs)
+                requests.update(dict.fromkeys([stay.request for stay in flight.stays]))
+        return [request.ref for request in requests]
 
     def snapshot(self, now: float) -> Snapshot:
         """Return what a scheduler that observes would be told now."""
