@@ -1,30 +1,23 @@
 """The HTTP application: routes, request ids, limits of a request, and errors as JSON."""
 
-import asyncio
 import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from importlib import metadata
-from typing import TypeVar
 
-import msgspec
 from aiohttp import web
 
-from protocol import PROTOCOL_VERSION
 from protocol.ids import new_id
+from tokenizer_service import about
 from tokenizer_service.gateway import Gateway, Prompt
-from tokenizer_service.limits import INLINE_BODY_BYTES, MAX_CLIENT_ID_CHARS
-from tokenizer_service.openai import chat, completions, models, serve
-from tokenizer_service.openai.errors import RETRY_AFTER_S, ApiError, internal
+from tokenizer_service.http import GATEWAY, answer, read
+from tokenizer_service.limits import MAX_CLIENT_ID_CHARS
+from tokenizer_service.openai import chat, completions, serve, tokenize
+from tokenizer_service.openai.errors import ApiError, internal
 from tokenizer_service.openai.format import Answer, ChatFormat, CompletionFormat, Format
-from tokenizer_service.openai.logprobs import Json
-from tokenizer_service.openai.schema import ChatRequest, CompletionRequest, Request, parse
+from tokenizer_service.openai.schema import ChatRequest, CompletionRequest, Request
 
 log = logging.getLogger(__name__)
-
-GATEWAY = web.AppKey("gateway", Gateway)
-STARTED = web.AppKey("started", int)
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """Ours, unique."""
@@ -33,7 +26,6 @@ LABEL = web.RequestKey("label", str)
 
 CLIENT_ID = re.compile(rf"[\w.:\-]{{1,{MAX_CLIENT_ID_CHARS}}}", re.ASCII)
 
-R = TypeVar("R", bound=Request)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -43,16 +35,13 @@ def build(gateway: Gateway) -> web.Application:
         client_max_size=gateway.settings.max_body_bytes, middlewares=[_label, _errors]
     )
     app[GATEWAY] = gateway
-    app[STARTED] = int(time.time())
     app.on_response_prepare.append(_echo_label)
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _completions)
-    app.router.add_get("/v1/models", _models)
-    app.router.add_get("/v1/models/{model:.+}", _model)
-    app.router.add_get("/health", _ready)
-    app.router.add_get("/health/ready", _ready)
-    app.router.add_get("/health/live", _live)
-    app.router.add_get("/version", _version)
+    for prefix in ("", "/v1"):
+        app.router.add_post(f"{prefix}/tokenize", _tokenize)
+        app.router.add_post(f"{prefix}/detokenize", _detokenize)
+    about.add_routes(app)
     return app
 
 
@@ -115,7 +104,7 @@ def _answer(error: ApiError) -> web.Response:
 async def _chat(http: web.Request) -> web.StreamResponse:
     gateway = http.app[GATEWAY]
     with gateway.serving():
-        request = await _read(http, ChatRequest)
+        request = await read(http, ChatRequest)
         gateway.router.check_name(request.model)
         prompts = [chat.prompt(request, gateway.assets)]
         return await _generate(http, request, prompts, ChatFormat(_about(http, request, prompts)))
@@ -124,7 +113,7 @@ async def _chat(http: web.Request) -> web.StreamResponse:
 async def _completions(http: web.Request) -> web.StreamResponse:
     gateway = http.app[GATEWAY]
     with gateway.serving():
-        request = await _read(http, CompletionRequest)
+        request = await read(http, CompletionRequest)
         gateway.router.check_name(request.model)
         prompts = completions.prompts(request, gateway.assets)
         echoes = completions.echoes(request, gateway.assets.tokenizer)
@@ -154,70 +143,22 @@ async def _generate(
     )
 
 
-async def _read(http: web.Request, kind: type[R]) -> R:
-    """Return a request's fields. Raises ApiError."""
-    _check_headers(http)
+# --- tokens ---
+
+
+async def _tokenize(http: web.Request) -> web.Response:
     gateway = http.app[GATEWAY]
-    limit_s = gateway.settings.body_timeout_s
-    try:
-        async with asyncio.timeout(limit_s):
-            data = await http.read()
-    except TimeoutError:
-        message = f"the body did not arrive in {limit_s:g} s"
-        raise ApiError(408, "invalid_request_error", message, close=True) from None
-    if len(data) <= INLINE_BODY_BYTES:
-        return parse(data, kind)
-    return await gateway.pool.run(lambda: parse(data, kind))
-
-
-def _check_headers(http: web.Request) -> None:
-    """Refuse packed bodies, and types that a web page may send to another origin unasked."""
-    if http.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise ApiError(
-            415, "invalid_request_error", "Content-Encoding is not supported", close=True
-        )
-    if http.content_type != "application/json":
-        message = f"Content-Type is {http.content_type!r}; application/json is needed"
-        raise ApiError(415, "invalid_request_error", message, close=True)
-
-
-# --- about the server ---
-
-
-async def _models(http: web.Request) -> web.Response:
-    return _json(models.list_all(http.app[GATEWAY].router, http.app[STARTED]))
-
-
-async def _model(http: web.Request) -> web.Response:
-    name = http.match_info["model"]
-    return _json(models.describe(name, http.app[GATEWAY].router, http.app[STARTED]))
-
-
-async def _live(http: web.Request) -> web.Response:
-    return _json({"status": "live"})
-
-
-async def _ready(http: web.Request) -> web.Response:
-    reason = http.app[GATEWAY].not_ready()
-    if reason is None:
-        return _json({"status": "ready"})
-    response = _json({"status": "not ready", "reason": reason}, status=503)
-    response.headers["Retry-After"] = str(RETRY_AFTER_S)
-    return response
-
-
-async def _version(http: web.Request) -> web.Response:
-    return _json({"version": _package_version(), "protocol": PROTOCOL_VERSION})
-
-
-def _package_version() -> str:
-    try:
-        return metadata.version("tandem-serve")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _json(value: Json, status: int = 200) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json"
+    request = await read(http, tokenize.TokenizeRequest)
+    gateway.router.check_name(request.model or gateway.router.served[0])
+    known = gateway.router.known_model()
+    length = known.max_model_len if known else None
+    return answer(
+        await gateway.pool.run(lambda: tokenize.tokenize(request, gateway.assets, length))
     )
+
+
+async def _detokenize(http: web.Request) -> web.Response:
+    gateway = http.app[GATEWAY]
+    request = await read(http, tokenize.DetokenizeRequest)
+    gateway.router.check_name(request.model or gateway.router.served[0])
+    return answer(await gateway.pool.run(lambda: tokenize.detokenize(request, gateway.assets)))

@@ -46,6 +46,10 @@ class Tokenizer:
         """
         return list(self._parsing.encode(text).ids)
 
+    def encode_bare(self, text: str) -> list[int]:
+        """Return the ids of a raw prompt and nothing before it."""
+        return list(self._parsing.encode(text, add_special_tokens=False).ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens and all."""
         table = self.bytes.table

@@ -1,5 +1,8 @@
 """POST /v1/chat/completions: messages to a prompt."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from tokenizer_service.assets import ModelAssets
 from tokenizer_service.gateway import Prompt
 from tokenizer_service.openai.errors import invalid, unsupported
@@ -19,19 +22,37 @@ ROLES = {
 
 def prompt(request: ChatRequest, assets: ModelAssets) -> Prompt:
     """Return the prompt of a conversation. Raises ApiError 400 for what no template takes."""
-    template, tokenizer = assets.template, assets.tokenizer
-    if template is None:
-        raise invalid("the model has no chat template; use /v1/completions", "messages")
     if request.top_logprobs and not request.logprobs:
         raise invalid(
             f"top_logprobs is {request.top_logprobs} but logprobs is not true", "top_logprobs"
         )
-    messages = [_plain(message, index) for index, message in enumerate(request.messages)]
+    encoder = encode_later(request.messages, assets)
     return Prompt(
-        encode=lambda: _encode(messages, template, tokenizer),
-        at_least=sum(tokenizer.at_least(message["content"]) for message in messages),
+        encode=encoder.encode,
+        at_least=encoder.at_least,
         limit=request.output_limit,
         most_likely=request.most_likely,
+    )
+
+
+@dataclass(frozen=True)
+class ChatEncoder:
+    """Messages that are still to be tokenized."""
+
+    encode: Callable[[], list[int]]
+    at_least: int
+    """Tokens that they surely have."""
+
+
+def encode_later(given: Sequence[Message], assets: ModelAssets) -> ChatEncoder:
+    """Check messages. Raises ApiError 400."""
+    template, tokenizer = assets.template, assets.tokenizer
+    if template is None:
+        raise invalid("the model has no chat template; use /v1/completions", "messages")
+    messages = [_plain(message, index) for index, message in enumerate(given)]
+    return ChatEncoder(
+        encode=lambda: _encode(messages, template, tokenizer),
+        at_least=sum(tokenizer.at_least(message["content"]) for message in messages),
     )
 
 

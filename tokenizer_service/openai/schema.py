@@ -27,7 +27,7 @@ from tokenizer_service.openai.errors import ApiError, invalid, unsupported
 DEFAULT_COMPLETION_TOKENS = 16
 
 Body = dict[str, Any]
-R = TypeVar("R", bound="Request")
+S = TypeVar("S", bound=Struct)
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
@@ -105,10 +105,13 @@ class Message(Struct, frozen=True):
     tool_calls: list[Any] | None = None
 
 
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class ChatRequest(Request, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: OutputTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
@@ -192,7 +195,7 @@ UNSUPPORTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
 }
 
 
-def check_supported(body: Body, request: type[Request]) -> None:
+def check_supported(body: Body, request: type[Struct]) -> None:
     """Raise ApiError for a known field that is not served here and asks for something."""
     for name, (means_nothing, what) in UNSUPPORTED.items():
         if name in request.__struct_fields__:
@@ -223,7 +226,7 @@ def check_depth(data: bytes, limit: int = MAX_JSON_DEPTH) -> None:
             depth -= 1
 
 
-def parse(data: bytes, request: type[R]) -> R:
+def parse(data: bytes, request: type[S]) -> S:
     """Return a request's fields. Raises ApiError 400, naming the field."""
     check_depth(data)
     try:

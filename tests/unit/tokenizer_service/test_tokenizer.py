@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from protocol.model_files import resolve
 from tokenizer_service.detokenize import Detokenizer
@@ -224,3 +224,14 @@ def test_a_tokenizer_json_gives_the_same_ids_as_the_object(tmp_path: Path) -> No
     assert json.loads(path.read_text())["model"]["type"] == "BPE"
     loaded = Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
     assert loaded.encode_prompt("hello é<|im_end|>") == SMALL.encode_prompt("hello é<|im_end|>")
+
+
+def test_a_bare_prompt_has_nothing_before_it() -> None:
+    raw = byte_tokenizer()
+    begin = ("<|im_start|>", 260)
+    raw.post_processor = processors.TemplateProcessing(
+        single=f"{begin[0]} $A", special_tokens=[begin]
+    )
+    tokenizer = Tokenizer(raw)
+    bare = tokenizer.encode_bare("hello")
+    assert tokenizer.encode_prompt("hello") == [260, *bare]
