@@ -22,6 +22,9 @@ BUILT_IN = {
     "drift": "scheduler.policies.drift:Drift",
     "muxwise": "scheduler.policies.muxwise:MuxWise",
     "prefill_first": "scheduler.policies.prefill_first:PrefillFirst",
+    "static": "scheduler.policies.static:Static",
+    "streams": "scheduler.policies.streams:Streams",
+    "temporal": "scheduler.policies.temporal:Temporal",
 }
 """Our own, for a checkout that is not installed."""
 

@@ -16,7 +16,7 @@ from tests.simulation.scheduled import (
     random_requests,
 )
 
-POLICIES = ["chunked", "muxwise", "prefill_first"]
+POLICIES = ["chunked", "muxwise", "prefill_first", "static", "streams", "temporal"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -52,7 +52,7 @@ def test_plans_that_arrive_at_once_or_late_do_no_harm(policy, delay_s):
 def test_schedulers_take_over_from_each_other_under_load():
     system = System()
     random_requests(system, seed=4, count=60, over_s=3.0, longest=1000)
-    peers = [system.scheduler(0.15 * i, POLICIES[i % 3]) for i in range(20)]
+    peers = [system.scheduler(0.15 * i, POLICIES[i % len(POLICIES)]) for i in range(20)]
     system.run()
     system.check_outputs()
     *before, last = peers
@@ -67,7 +67,7 @@ def test_whatever_the_load_and_the_delay_all_requests_finish(seed, delay_s, page
     system = System(pages=pages, max_num_seqs=rows, delay_s=delay_s)
     random_requests(system, seed, count=20, over_s=0.6, longest=700)
     for index in range(6):
-        system.scheduler(0.1 * index, POLICIES[(seed + index) % 3])
+        system.scheduler(0.1 * index, POLICIES[(seed + index) % len(POLICIES)])
     system.run()
     system.check_outputs()
 

@@ -21,6 +21,7 @@ from scheduler.policies.muxwise import MuxWise
 from scheduler.policies.prefill_first import PrefillFirst
 from scheduler.policy import Objectives, check
 from scheduler.view import WorkerView, to_prefill
+from tests.unit.scheduler.test_baselines import static, streams, temporal
 from tests.unit.scheduler.world import (
     H200,
     LAYERS,
@@ -242,7 +243,7 @@ def test_with_nothing_to_decode_a_quantum_lasts_about_the_objective():
 
 # --- all of them ---
 
-MAKERS = [chunked, drift, muxwise, prefill_first]
+MAKERS = [chunked, drift, muxwise, prefill_first, static, streams, temporal]
 TABLES = [H200, TWO_CORES, ONE_CORE]
 
 requests = st.builds(

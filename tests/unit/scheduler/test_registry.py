@@ -13,7 +13,8 @@ OBJECTIVES = Objectives(tbt_s=0.05, ttft_s=1.0)
 
 def test_our_own_policies_are_found_in_a_checkout_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
-    assert list(known()) == ["chunked", "drift", "muxwise", "prefill_first"]
+    ours = ["chunked", "drift", "muxwise", "prefill_first", "static", "streams", "temporal"]
+    assert list(known()) == ours
     for name in known():
         assert make(name, OBJECTIVES) is not None
 
