@@ -5,6 +5,7 @@ from importlib import metadata
 
 import msgspec
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from protocol import PROTOCOL_VERSION
 from tokenizer_service.http import GATEWAY, answer
@@ -26,6 +27,7 @@ def add_routes(app: web.Application) -> None:
     for path in LIVE_PATHS:
         router.add_get(path, _live)
     router.add_get("/version", _version)
+    router.add_get("/metrics", _metrics)
     router.add_get("/model_info", _model_info)
     router.add_get("/server_info", _server_info)
 
@@ -58,6 +60,11 @@ async def _ready(http: web.Request) -> web.Response:
 
 async def _version(http: web.Request) -> web.Response:
     return answer({"version": package_version(), "protocol": PROTOCOL_VERSION})
+
+
+async def _metrics(http: web.Request) -> web.Response:
+    text = http.app[GATEWAY].metrics.text()
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _model_info(http: web.Request) -> web.Response:

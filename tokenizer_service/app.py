@@ -59,6 +59,9 @@ async def _label(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def _echo_label(http: web.Request, response: web.StreamResponse) -> None:
     response.headers["X-Request-Id"] = http.get(LABEL, "")
+    resource = http.match_info.route.resource
+    path = resource.canonical if resource is not None else "other"
+    http.app[GATEWAY].metrics.response(path, response.status)
 
 
 @web.middleware

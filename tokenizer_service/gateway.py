@@ -14,6 +14,7 @@ from tokenizer_service.detokenize import Detokenizer
 from tokenizer_service.events import Job
 from tokenizer_service.generation import Generation, Group
 from tokenizer_service.logprobs import LogprobReader
+from tokenizer_service.metrics import Metrics
 from tokenizer_service.openai.errors import invalid, unavailable
 from tokenizer_service.openai.params import sampling
 from tokenizer_service.openai.schema import Request
@@ -69,6 +70,7 @@ class Gateway:
             queue=settings.tokenizer_queue,
             timeout_s=settings.tokenizer_timeout_s,
         )
+        self.metrics = Metrics(router.served[0], router.links, settings.metrics_compat)
         self._names = names
         self._clock = clock
         self._serving = 0
@@ -109,6 +111,7 @@ class Gateway:
         self, request_id: str, request: Request, prompts: Sequence[Prompt]
     ) -> Generation:
         """Return a request's generation, not yet begun. Raises ApiError."""
+        arrival = self._clock()
         requests = len(prompts) * request.choices
         route = self.router.choose([prompt.at_least for prompt in prompts], requests)
         vocabulary = route.model.vocab_size
@@ -117,10 +120,10 @@ class Gateway:
         ready = await self.pool.run(lambda: [self._tokenize(one, route) for one in prompts])
         check_credits(route, sum(len(one.packed) // 4 for one in ready), requests)
         groups = [
-            self._group(request_id, at * request.choices, request, one, route)
+            self._group(request_id, at * request.choices, request, one, route, arrival)
             for at, one in enumerate(ready)
         ]
-        return Generation(route.link, groups)
+        return Generation(route.link, groups, self._clock)
 
     def _tokenize(self, prompt: Prompt, route: Route) -> _Tokenized:
         """Return a prompt's tokens and the names of its pages. Runs beside the event loop."""
@@ -132,27 +135,35 @@ class Gateway:
         return _Tokenized(prompt, pack_tokens(ids), pages, root)
 
     def _group(
-        self, request_id: str, first: int, request: Request, prompt: _Tokenized, route: Route
+        self,
+        request_id: str,
+        first: int,
+        request: Request,
+        prompt: _Tokenized,
+        route: Route,
+        arrival: float,
     ) -> Group:
         """Return the outputs of one prompt; `first` is the index of the first of them."""
         indices = range(first, first + request.choices)
         jobs = [self._job(request_id, index, first, request, prompt, route) for index in indices]
         outputs = [
-            self._output(index, request, prompt.prompt, job)
+            self._output(index, request, prompt.prompt, job, arrival)
             for index, job in zip(indices, jobs, strict=True)
         ]
         # What a sibling can take from the prefix cache: full pages before the last token.
         tokens, page_size = len(prompt.packed) // 4, route.model.page_size
         return Group(outputs, shares=page_size > 0 and tokens > page_size)
 
-    def _output(self, index: int, request: Request, prompt: Prompt, job: Job) -> Output:
+    def _output(
+        self, index: int, request: Request, prompt: Prompt, job: Job, arrival: float
+    ) -> Output:
         tokens = self.assets.tokenizer.bytes
         skip_special = request.skip_special_tokens is not False
         reader = None
         if prompt.most_likely is not None:
             reader = LogprobReader(tokens, skip_special=skip_special)
         detokenizer = Detokenizer(tokens, request.stops, skip_special=skip_special)
-        return Output(index, job, detokenizer, reader)
+        return Output(index, job, detokenizer, reader, self.metrics.meter(arrival))
 
     def _job(
         self,

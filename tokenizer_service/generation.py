@@ -7,7 +7,7 @@ context manager: leaving it in any way, also by cancellation, aborts what is not
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -31,8 +31,12 @@ class Group:
 class Generation:
     """The outputs of one request, in pieces."""
 
-    def __init__(self, link: WorkerLink, groups: Sequence[Group]) -> None:
+    def __init__(
+        self, link: WorkerLink, groups: Sequence[Group], clock: Callable[[], float]
+    ) -> None:
+        """`clock` gives seconds, monotonic."""
         self._link = link
+        self._clock = clock
         self._leaders = [group.outputs[0] for group in groups]
         self._outputs = {o.job.request: o for group in groups for o in group.outputs}
         self._following = {
@@ -116,7 +120,7 @@ class Generation:
                 self._link.begin(sibling.job, self._inbox)
         output = self._outputs[tell.request]
         running = output.stopped_at is None
-        piece = output.take(tell.news)
+        piece = output.take(tell.news, self._clock())
         if running and output.stopped_at is not None and output.end is None:
             self._link.stop_at(tell.request, output.stopped_at)
         return piece

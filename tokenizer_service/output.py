@@ -7,6 +7,7 @@ from protocol.data_link import FinishReason, TokenLogprobs, Usage
 from tokenizer_service.detokenize import Detokenizer
 from tokenizer_service.events import Admitted, Broken, Done, Job, News, NewTokens
 from tokenizer_service.logprobs import DrawnToken, LogprobReader
+from tokenizer_service.metrics import Meter
 from tokenizer_service.openai.errors import from_failure
 
 
@@ -35,7 +36,12 @@ class Output:
     """The text of one choice, in pieces."""
 
     def __init__(
-        self, index: int, job: Job, detokenizer: Detokenizer, reader: LogprobReader | None
+        self,
+        index: int,
+        job: Job,
+        detokenizer: Detokenizer,
+        reader: LogprobReader | None,
+        meter: Meter,
     ) -> None:
         """`reader`: None when nobody asks for log-probabilities."""
         self.index = index
@@ -43,6 +49,7 @@ class Output:
         self.end: End | None = None
         self._detokenizer = detokenizer
         self._reader = reader
+        self._meter = meter
         self._count = 0
         self._waiting: list[DrawnToken] = []
         """Positions whose text is held back, or is part of a character."""
@@ -53,8 +60,9 @@ class Output:
         stopped = self._detokenizer.stopped
         return stopped.at_index if stopped is not None else None
 
-    def take(self, news: News) -> Piece:
+    def take(self, news: News, now: float) -> Piece:
         """Return what the news add. Raises ApiError when the worker gave the request up."""
+        self._meter.on(news, now)
         match news:
             case NewTokens(ids, logprobs):
                 return self._piece(self._grow(ids, logprobs))

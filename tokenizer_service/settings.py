@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol.lifecycle import ReadyFd
+from tokenizer_service.metrics import Compat
 
 
 class GatewaySettings(Struct, frozen=True, kw_only=True):
@@ -53,6 +54,9 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     worker_wait_s: Annotated[
         float, Meta(gt=0, description="how long running requests wait for a worker that has gone")
     ] = 60.0
+    metrics_compat: Annotated[
+        Compat, Meta(description="whose names /metrics has besides its own: none or vllm")
+    ] = Compat.NONE
     drain_timeout_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM, for running requests to finish")
     ] = 30.0

@@ -10,18 +10,20 @@ from protocol.sampling import Sampling
 from tokenizer_service.detokenize import Detokenizer
 from tokenizer_service.events import Done, Job, NewTokens
 from tokenizer_service.logprobs import FLOOR, LogprobReader
+from tokenizer_service.metrics import Compat, Metrics
 from tokenizer_service.output import Output, Piece
 from tokenizer_service.token_bytes import TokenBytes
 
 TABLE = [b"a", b"b", b"\xc3", b"\xa9", b"STOP", b"ST", b"<end>"]
 TOKENS = TokenBytes(table=TABLE, special=frozenset({6}), longest=5)
 DONE = Done(FinishReason.LENGTH, Usage(prompt_tokens=1, output_tokens=1))
+METER = Metrics("m", [], Compat.NONE).meter(0.0)
 JOB = Job(request="r", model="m", prompt=b"", sampling=Sampling(max_tokens=9, seed=1))
 
 
 def output(*, logprobs: bool = True) -> Output:
     reader = LogprobReader(TOKENS, skip_special=True) if logprobs else None
-    return Output(3, JOB, Detokenizer(TOKENS, ["STOP"]), reader)
+    return Output(3, JOB, Detokenizer(TOKENS, ["STOP"]), reader, METER)
 
 
 def news(ids: list[int]) -> NewTokens:
@@ -31,7 +33,7 @@ def news(ids: list[int]) -> NewTokens:
 
 def run(parts: list[list[int]], *, logprobs: bool = True) -> list[Piece]:
     grown = output(logprobs=logprobs)
-    return [grown.take(news(part)) for part in parts] + [grown.take(DONE)]
+    return [grown.take(news(part), 0.0) for part in parts] + [grown.take(DONE, 0.0)]
 
 
 def told(pieces: list[Piece]) -> list[tuple[str, float, int]]:

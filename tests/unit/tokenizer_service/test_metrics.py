@@ -1,0 +1,90 @@
+"""What Prometheus reads is what clients saw and what the worker reported."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from protocol.data_link import FailCode, FinishReason, Load, Usage
+from tokenizer_service.events import Admitted, Broken, Done, NewTokens
+from tokenizer_service.metrics import LATENCY_S, Compat, Metrics
+
+from .conftest import MakeStack, Stack
+
+Samples = dict[tuple[str, frozenset[str]], float]
+"""(name, values of the labels) → value"""
+
+
+def samples(text: bytes) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def measured(compat: Compat) -> Samples:
+    metrics = Metrics("m", [], compat)
+    meter = metrics.meter(10.0)
+    meter.on(Admitted(0), 10.1)
+    meter.on(NewTokens((1,)), 10.5)
+    meter.on(NewTokens((2, 3)), 10.502)
+    meter.on(Done(FinishReason.STOP, Usage(7, 4, 3)), 11.0)
+    metrics.meter(10.0).on(Broken(FailCode.OVERLOADED, "full"), 10.0)
+    return samples(metrics.text())
+
+
+@pytest.mark.parametrize("prefix", ["tandem_", "vllm:"])
+def test_latencies_and_tokens_are_counted_under_each_prefix(prefix: str) -> None:
+    read = measured(Compat.VLLM)
+
+    def value(name: str, *labels: str) -> float:
+        return read[prefix + name, frozenset({"m", "0", *labels})]
+
+    assert value("time_to_first_token_seconds_sum") == pytest.approx(0.5)
+    assert value("inter_token_latency_seconds_sum") == pytest.approx(0.002)
+    assert value("inter_token_latency_seconds_bucket", "0.001") == 0
+    assert value("inter_token_latency_seconds_bucket", "0.0025") == 1
+    assert value("e2e_request_latency_seconds_sum") == pytest.approx(1.0)
+    assert value("prompt_tokens_total") == 7
+    assert value("prompt_tokens_cached_total") == 3
+    assert value("generation_tokens_total") == 3
+    assert value("request_generation_tokens_sum") == 4
+    assert value("request_success_total", "stop") == 1
+    assert read["tandem_request_failure_total", frozenset({"overloaded"})] == 1
+
+
+def test_nobody_elses_names_are_there_unasked() -> None:
+    assert not [name for name, _ in measured(Compat.NONE) if name.startswith("vllm")]
+
+
+def test_buckets_begin_at_a_millisecond_and_rise() -> None:
+    assert LATENCY_S[0] == 0.001
+    assert list(LATENCY_S) == sorted(set(LATENCY_S))
+
+
+async def read(stack: Stack) -> Samples:
+    response = await stack.client.get("/metrics")
+    assert response.status == 200
+    assert response.headers["Content-Type"].startswith("text/plain; version=")
+    return samples(await response.read())
+
+
+async def test_queue_and_pool_are_the_workers(make_stack: MakeStack) -> None:
+    stack = await make_stack(metrics_compat=Compat.VLLM)
+    stack.worker.load = Load(scheduler="s", queued=2, running=3, pages_total=8, pages_referenced=2)
+    stack.worker.report()
+    await stack.when(lambda: stack.link.worker.load.queued == 2)
+    told = await read(stack)
+    for prefix in ("tandem_", "vllm:"):
+        labels = frozenset({"tiny-model", "0"})
+        assert told[f"{prefix}num_requests_running", labels] == 3
+        assert told[f"{prefix}num_requests_waiting", labels] == 2
+        assert told[f"{prefix}kv_cache_usage_perc", labels] == 0.25
+
+
+async def test_answers_are_counted_by_route_not_by_what_clients_write(stack: Stack) -> None:
+    for path in ("/v1/models/tiny-model", "/v1/models/gpt-9", "/nowhere", "/elsewhere"):
+        await stack.client.get(path)
+    told = await read(stack)
+    assert told["tandem_http_responses_total", frozenset({"/v1/models/{model}", "200"})] == 1
+    assert told["tandem_http_responses_total", frozenset({"/v1/models/{model}", "404"})] == 1
+    assert told["tandem_http_responses_total", frozenset({"other", "404"})] == 2
