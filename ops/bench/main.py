@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 BENCHMARKS = {
     "serve": ("ops.bench.serve", "load over HTTP, on any OpenAI-compatible server"),
+    "search": ("ops.bench.search", "the highest rate that keeps the objectives, by scheduler"),
     "report": ("ops.bench.report", "its page, pictures and tables"),
     "engine": ("ops.bench.engine", "a GPU's frontier: prefill rate against time between tokens"),
     "engine-report": ("ops.bench.engine_report", "its pictures and tables"),

@@ -36,8 +36,8 @@ async def measure(chosen: BenchSettings) -> Result:
     url = chosen.url.rstrip("/")
     model = chosen.model or await _listed(url)
     vocabulary = Vocabulary(chosen.token_low, chosen.token_high)
-    ready = bodies(model, planned.items, Prompts(chosen.seed, vocabulary))
-    first = bodies(model, [PROBE], Prompts(-1 - chosen.seed, vocabulary))
+    ready = bodies(model, planned.items, Prompts(f"{chosen.seed}{chosen.salt}", vocabulary))
+    first = bodies(model, [PROBE], Prompts(f"{chosen.seed}{chosen.salt}/probe", vocabulary))
     heart = Heartbeat(HEARTBEAT_S)
     async with session() as opened:
         await _probe(url, opened, first[0])

@@ -81,14 +81,17 @@ class Limits(Struct, frozen=True, kw_only=True):
         new = outcome.input_tokens - outcome.cached_tokens
         return self.ttft_s + self.ttft_per_token_s * new
 
+    def in_time(self, outcome: Outcome) -> bool:
+        """Whether a request had its first token within its limit."""
+        return bool(outcome.chunks) and outcome.ttft <= self.ttft_of(outcome)
+
     def kept(self, outcome: Outcome) -> bool:
         """Whether a request finished with its objectives kept."""
         if outcome.status != "finished" or not outcome.chunks:
             return False
         gaps = outcome.gaps
         within = sum(gap <= self.tbt_s for gap in gaps)
-        in_time = outcome.ttft <= self.ttft_of(outcome)
-        return in_time and within >= self.gap_share * len(gaps)
+        return self.in_time(outcome) and within >= self.gap_share * len(gaps)
 
 
 class Spread(Struct, frozen=True):
@@ -130,6 +133,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Of finished requests."""
     slo_attainment: float
     """Requests that kept their objectives, of all that were scheduled."""
+    ttft_attainment: float
+    """Requests whose first token was in time, of all that were scheduled."""
     goodput_rps: float
     """The same requests per second of `duration`."""
     scheduled_rps: float
@@ -220,6 +225,7 @@ def summarize(outcomes: Sequence[Outcome], limits: Limits, lags: Sequence[float]
         tpot=Spread.of([o.tpot for o in done if o.tpot is not None]),
         e2e=Spread.of([o.e2e for o in done]),
         slo_attainment=good / len(outcomes),
+        ttft_attainment=sum(map(limits.in_time, outcomes)) / len(outcomes),
         goodput_rps=good / duration if duration else 0.0,
         scheduled_rps=rate([o.scheduled for o in outcomes]),
         offered_rps=rate([o.sent for o in outcomes]),

@@ -28,7 +28,7 @@ class Vocabulary:
 class Prompts:
     """Makes prompts of one seed."""
 
-    def __init__(self, seed: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, seed: str, vocabulary: Vocabulary) -> None:
         self._seed, self._ids = seed, range(vocabulary.low, vocabulary.high)
         self._block = cache(self._draw)
 

@@ -52,6 +52,9 @@ class BenchSettings(Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="shape of gamma arrivals: 1 is Poisson, less has bursts")
     ] = 1.0
     seed: Annotated[int, Meta(description="of lengths, contents and arrival times")] = 0
+    salt: Annotated[
+        str, Meta(description="other contents of equal lengths: no hits in what a run before left")
+    ] = ""
     token_low: Annotated[int, Meta(ge=0, description="lowest token id in prompts")] = 1000
     token_high: Annotated[int, Meta(gt=0, description="token ids in prompts stay below")] = 30000
     tbt_slo_ms: Annotated[float, Meta(gt=0, description="objective: time between tokens")] = 50.0

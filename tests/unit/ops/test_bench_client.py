@@ -11,7 +11,7 @@ from ops.bench.prompts import Prompts, Vocabulary, bodies
 from ops.bench.workloads import Item
 from tests.unit.ops.scripted import Exchange, ScriptedServer, ScriptedTime
 
-PROMPTS = Prompts(0, Vocabulary(10, 90))
+PROMPTS = Prompts("0", Vocabulary(10, 90))
 
 
 async def played(

@@ -142,13 +142,15 @@ VOCABULARY = Vocabulary(10, 90)
 
 def test_a_prompt_is_as_long_as_the_trace_says_and_within_the_vocabulary(trace):
     for index, item in enumerate(load(trace)):
-        ids = Prompts(0, VOCABULARY).tokens(item, index)
+        ids = Prompts("0", VOCABULARY).tokens(item, index)
         assert len(ids) == item.input_tokens
         assert set(ids) <= set(range(10, 90))
 
 
 def test_equal_hashes_are_equal_tokens_and_others_are_not(trace):
-    first, second, third = (Prompts(0, VOCABULARY).tokens(i, n) for n, i in enumerate(load(trace)))
+    first, second, third = (
+        Prompts("0", VOCABULARY).tokens(i, n) for n, i in enumerate(load(trace))
+    )
     assert first[:1024] == second[:1024]
     assert first[1024:1030] != second[1024:1030]
     assert first[:100] != third
@@ -156,22 +158,22 @@ def test_equal_hashes_are_equal_tokens_and_others_are_not(trace):
 
 def test_prompts_are_the_seeds():
     item = Item(50, 1)
-    assert Prompts(1, VOCABULARY).tokens(item, 0) == Prompts(1, VOCABULARY).tokens(item, 0)
-    assert Prompts(1, VOCABULARY).tokens(item, 0) != Prompts(2, VOCABULARY).tokens(item, 0)
-    assert Prompts(1, VOCABULARY).tokens(item, 0) != Prompts(1, VOCABULARY).tokens(item, 1)
+    assert Prompts("1", VOCABULARY).tokens(item, 0) == Prompts("1", VOCABULARY).tokens(item, 0)
+    assert Prompts("1", VOCABULARY).tokens(item, 0) != Prompts("2", VOCABULARY).tokens(item, 0)
+    assert Prompts("1", VOCABULARY).tokens(item, 0) != Prompts("1", VOCABULARY).tokens(item, 1)
 
 
 def test_a_common_beginning_is_common_to_all_and_no_longer_than_it_says():
-    one, two = (Prompts(0, VOCABULARY).tokens(Item(60, 1, shared=20), n) for n in (0, 1))
+    one, two = (Prompts("0", VOCABULARY).tokens(Item(60, 1, shared=20), n) for n in (0, 1))
     assert one[:20] == two[:20]
     assert one[20:] != two[20:]
-    assert len(Prompts(0, VOCABULARY).tokens(Item(5, 1, shared=20), 0)) == 5
+    assert len(Prompts("0", VOCABULARY).tokens(Item(5, 1, shared=20), 0)) == 5
 
 
 @pytest.mark.parametrize("scale", [0.001, 0.1, 0.125, 0.5, 1.0])
 def test_scaled_requests_share_what_they_shared(trace, scale):
     first, second, _ = (scaled(item, scale) for item in load(trace))
-    prompts = Prompts(0, VOCABULARY)
+    prompts = Prompts("0", VOCABULARY)
     one, two = prompts.tokens(first, 0), prompts.tokens(second, 1)
     assert (len(one), len(two)) == (first.input_tokens, second.input_tokens)
     common = min(2 * first.block_tokens, len(one), len(two))
@@ -180,12 +182,20 @@ def test_scaled_requests_share_what_they_shared(trace, scale):
 
 
 def test_a_body_asks_for_exactly_the_tokens_of_the_trace():
-    (body,) = bodies("m", [Item(3, 7)], Prompts(0, VOCABULARY))
+    (body,) = bodies("m", [Item(3, 7)], Prompts("0", VOCABULARY))
     asked = json.loads(body)
     assert len(asked["prompt"]) == 3
     assert (asked["model"], asked["max_tokens"], asked["ignore_eos"]) == ("m", 7, True)
     assert asked["stream"] is True
     assert asked["stream_options"] == {"include_usage": True}
+
+
+def test_salt_changes_contents_and_nothing_else(trace):
+    plain, salted = (BenchSettings(workload=str(trace), rate=1.0, salt=salt) for salt in ("", "b"))
+    assert schedule(plain) == schedule(salted)
+    ours, other = (Prompts(f"{c.seed}{c.salt}", VOCABULARY) for c in (plain, salted))
+    item = load(trace)[0]
+    assert ours.tokens(item, 0) != other.tokens(item, 0)
 
 
 # --- schedules ---
