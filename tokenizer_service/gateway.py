@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from protocol.ids import pack_tokens
+from protocol.slo import Slo
 from tokenizer_service.assets import ModelAssets
 from tokenizer_service.detokenize import Detokenizer
 from tokenizer_service.events import Job
@@ -189,6 +190,7 @@ class Gateway:
             tenant=TENANT,
             page_hashes=prompt.pages,
             root_hash=prompt.root,
+            slo=request.slo.slo if request.slo else Slo(),
             priority=request.priority or 0,
         )
 

@@ -9,6 +9,8 @@ MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 4096
 MAX_STOPS = 16
 MAX_STOP_CHARS = 64
+MAX_SLO_MS = 3_600_000
+"""Of an objective: an hour."""
 MAX_CHOICES = 8
 """Of one prompt (n)."""
 MAX_PROMPTS = 64

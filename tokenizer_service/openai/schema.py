@@ -13,12 +13,14 @@ from msgspec import Meta, Struct
 
 from protocol.data_link import Priority
 from protocol.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, TokenId
+from protocol.slo import Slo
 from tokenizer_service.limits import (
     MAX_CHOICES,
     MAX_CONTENT_PARTS,
     MAX_JSON_DEPTH,
     MAX_MESSAGES,
     MAX_NAME_CHARS,
+    MAX_SLO_MS,
     MAX_STOP_CHARS,
     MAX_STOPS,
 )
@@ -41,6 +43,27 @@ class StreamOptions(Struct, frozen=True):
     """Of a streaming request."""
 
     include_usage: bool | None = None
+
+
+Milliseconds = Annotated[float, Meta(gt=0, le=MAX_SLO_MS)]
+
+
+class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Latency objectives of a request; None: the scheduler's own."""
+
+    ttft_ms: Milliseconds | None = None
+    """From arrival to the first token."""
+    tbt_ms: Milliseconds | None = None
+    """From token to token."""
+
+    @property
+    def slo(self) -> Slo:
+        """The objectives as the worker takes them, in seconds."""
+        return Slo(ttft_s=_seconds(self.ttft_ms), tbt_s=_seconds(self.tbt_ms))
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -69,6 +92,7 @@ class Request(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     priority: Priority | None = None
+    slo: Objectives | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
     @property

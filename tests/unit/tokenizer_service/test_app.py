@@ -10,6 +10,7 @@ import pytest
 from protocol.data_link import Abort, Credits, FailCode, FinishReason, Load, Stop, Submit
 from protocol.ids import unpack_tokens
 from protocol.prefix import HASH_BYTES, page_hashes
+from protocol.slo import Slo
 from tokenizer_service.openai.errors import ApiError
 
 from .conftest import MakeStack, Stack
@@ -127,6 +128,21 @@ async def test_sampling_travels_and_an_omitted_seed_is_drawn(stack: Stack) -> No
         seeds.add((await stack.worker.answer([])).sampling.seed)
         await posted
     assert len(seeds) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "slo"),
+    [
+        (None, Slo()),
+        ({}, Slo()),
+        ({"ttft_ms": 1500, "tbt_ms": 40.5}, Slo(ttft_s=1.5, tbt_s=0.0405)),
+        ({"tbt_ms": 25}, Slo(tbt_s=0.025)),
+    ],
+)
+async def test_objectives_travel_in_seconds(stack: Stack, given: object, slo: Slo) -> None:
+    posted = asyncio.create_task(stack.complete("hi", slo=given))
+    assert (await stack.worker.answer([])).slo == slo
+    await posted
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,11 @@ def test_a_field_out_of_its_bounds_is_refused_by_name(field: str, value: object)
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {str(n): 1 for n in range(MAX_LOGIT_BIAS + 1)}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
+        ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
+        ({"slo": {"tbt_ms": 3_600_001}}, "slo.tbt_ms"),
+        ({"slo": {"tbt_ms": "50"}}, "slo.tbt_ms"),
+        ({"slo": {"ttft": 1}}, "slo"),
+        ({"slo": 50}, "slo"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (
