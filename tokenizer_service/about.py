@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from protocol import PROTOCOL_VERSION
 from tokenizer_service.http import GATEWAY, answer
-from tokenizer_service.openai import models
+from tokenizer_service.openai import models, openapi
 from tokenizer_service.openai.errors import RETRY_AFTER_S
 
 STARTED = web.AppKey("started", int)
@@ -28,6 +28,7 @@ def add_routes(app: web.Application) -> None:
         router.add_get(path, _live)
     router.add_get("/version", _version)
     router.add_get("/metrics", _metrics)
+    router.add_get("/openapi.json", _openapi)
     router.add_get("/model_info", _model_info)
     router.add_get("/server_info", _server_info)
 
@@ -60,6 +61,10 @@ async def _ready(http: web.Request) -> web.Response:
 
 async def _version(http: web.Request) -> web.Response:
     return answer({"version": package_version(), "protocol": PROTOCOL_VERSION})
+
+
+async def _openapi(http: web.Request) -> web.Response:
+    return answer(openapi.document(package_version()))
 
 
 async def _metrics(http: web.Request) -> web.Response:
