@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ops import demo
@@ -82,7 +83,12 @@ async def _send(
     """Send all with a progress bar."""
     loop = asyncio.get_running_loop()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    shown = Progress(*columns, TimeElapsedColumn(), transient=True, auto_refresh=False)
+    shown = Progress(
+        *(*columns, TimeElapsedColumn()),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,  # its refreshing is a thread
+    )
     with shown:
         task = shown.add_task("answered", total=len(ready))
 
