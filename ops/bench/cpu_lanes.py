@@ -32,7 +32,7 @@ from scheduler.policy import Objectives, PolicyPlan
 from scheduler.registry import make
 from scheduler.view import WorkerView
 from worker.core.config import CoreConfig
-from worker.executors.base import Completion, Executor
+from worker.executors.base import Completion, Executor, Launch, ModelShape, PrefillQuantum
 from worker.executors.cpu.start import start
 from worker.settings import WorkerSettings
 
@@ -98,15 +98,17 @@ class Window:
 class Streams:
     """Submits both kinds of requests to a rig and records what comes back."""
 
-    def __init__(self, rig: Rig, model: str, vocab: int, prompt: int, seed: int) -> None:
-        self._rig, self._model, self._vocab, self.prompt = rig, model, vocab, prompt
+    def __init__(self, rig: Rig, model: ModelShape, prompt: int, seed: int) -> None:
+        self._rig, self._prompt = rig, prompt
+        self._model, self._vocab, self._layers = model.name, model.vocab_size, model.num_layers
         self._random = random.Random(seed)
         self._number = 0
         self._open: set[str] = set()
         self.times: dict[str, list[float]] = {}
-        self.prefilled: list[float] = []
         self.done: list[Completion] = []
+        self._layer_tokens: dict[int, int] = {}
         rig.on_message = self._take
+        rig.on_launch = self._launched
         rig.on_completion = self.done.append
 
     def decode(self, count: int) -> None:
@@ -117,7 +119,7 @@ class Streams:
     def keep_waiting(self, count: int) -> None:
         """Have `count` prompts in the system."""
         while len(self._open) < count:
-            self._open.add(self._submit("prompt", self.prompt, 1))
+            self._open.add(self._submit("prompt", self._prompt, 1))
 
     @property
     def decoding(self) -> bool:
@@ -139,6 +141,25 @@ class Streams:
         )
         return name
 
+    def prefilled(self, begin: float, end: float) -> float:
+        """Return prompt tokens through all layers between two times; a launch counts in part."""
+        return (
+            sum(
+                self._layer_tokens.get(done.ticket, 0)
+                * max(0.0, min(done.finished, end) - max(done.started, begin))
+                / (done.finished - done.started)
+                for done in self.done
+            )
+            / self._layers
+        )
+
+    def _launched(self, work: Launch) -> None:
+        if isinstance(work, PrefillQuantum):
+            rows, layers = work.rows, work.layer_end - work.layer_start
+        else:
+            rows, layers = work.chunks, self._layers
+        self._layer_tokens[work.ticket] = layers * sum(len(row.token_ids) for row in rows)
+
     def _take(self, message: ToGateway, now: float) -> None:
         if not isinstance(message, Tokens):
             return
@@ -146,7 +167,6 @@ class Streams:
             name = run.ref.request
             if name in self._open:
                 self._open.remove(name)
-                self.prefilled.append(now)
             elif name in self.times:
                 self.times[name].extend([now] * len(unpack_tokens(run.ids)))
 
@@ -157,8 +177,7 @@ def measure(
     """Run one setting, `policy key=value …`, for one window."""
     policy, *options = setting.split()
     rig = Rig(executor, CoreConfig(), make(policy, OBJECTIVES, options), time.monotonic)
-    model = executor.info.models[0]
-    load = Streams(rig, model.name, model.vocab_size, chosen.prompt, seed=1)
+    load = Streams(rig, executor.info.models[0], chosen.prompt, seed=1)
     load.decode(streams)
     while not load.decoding:
         rig.turn()
@@ -187,19 +206,11 @@ def _window(setting: str, load: Streams, begin: float, end: float) -> Window:
         tbt_p50_ms=percentile(gaps, 0.5),
         tbt_p99_ms=percentile(gaps, 0.99),
         tbt_max_ms=max(gaps),
-        prefill_tok_s=_prefill_rate(load, begin, end),
+        prefill_tok_s=load.prefilled(begin, end) / span,
         decode_tok_s=drawn / span,
         prefill_busy=_busy(load.done, Lane.PREFILL, begin, end) / span,
         decode_busy=_busy(load.done, Lane.DECODE, begin, end) / span,
     )
-
-
-def _prefill_rate(load: Streams, begin: float, end: float) -> float:
-    """Return prompts per second between the first and the last that ended inside, in tokens."""
-    inside = [t for t in load.prefilled if begin <= t <= end]
-    if len(inside) < 2:
-        return 0.0
-    return load.prompt * (len(inside) - 1) / (inside[-1] - inside[0])
 
 
 def _busy(done: list[Completion], lane: Lane, begin: float, end: float) -> float:

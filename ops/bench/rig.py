@@ -27,7 +27,7 @@ from worker.core.events import (
     Tick,
 )
 from worker.core.machine import WorkerCore
-from worker.executors.base import Completion, Executor
+from worker.executors.base import Completion, Executor, Launch
 
 GATEWAY, SCHEDULER = b"gw-bench", b"sched-bench"
 WAIT_MS = 50
@@ -45,6 +45,7 @@ class Rig:
     ) -> None:
         self.core = WorkerCore(config, executor.info, "bench")
         self.on_message: Callable[[ToGateway, float], None] = lambda message, now: None
+        self.on_launch: Callable[[Launch], None] = lambda work: None
         self.on_completion: Callable[[Completion], None] = lambda completion: None
         self._executor, self._clock = executor, clock
         self._scheduler = SchedulerCore(
@@ -85,6 +86,7 @@ class Rig:
             for effect in self.core.on(self._events.popleft(), now):
                 match effect:
                     case LaunchWork(work):
+                        self.on_launch(work)
                         self._executor.launch(work)
                     case DiscardBatch(batch):
                         self._executor.discard(batch)
