@@ -66,6 +66,7 @@ def _pause(world: "World", fault: Fault) -> None:
     """Stop any process; sometimes for long."""
     everybody: list[Process] = world.processes()
     if everybody:
+        world.history.excuses.add("stood still")
         long = fault.which >= 10
         span = LONG_PAUSE_S if long and fault.span > 1 else fault.span
         everybody[fault.which % len(everybody)].paused_until = world.now + span
@@ -166,7 +167,7 @@ def _clock_jump(world: "World", fault: Fault) -> None:
     """
     everybody: list[Process] = world.processes()
     if everybody:
-        world.history.excuses.add("no worker for long")
+        world.history.excuses |= {"no worker for long", "stood still"}
         everybody[fault.which % len(everybody)].ahead += fault.span * 1000
 
 
