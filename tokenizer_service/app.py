@@ -16,6 +16,7 @@ from tokenizer_service.openai import chat, completions, serve, tokenize
 from tokenizer_service.openai.errors import ApiError, internal
 from tokenizer_service.openai.format import Answer, ChatFormat, CompletionFormat, Format
 from tokenizer_service.openai.schema import ChatRequest, CompletionRequest, Request
+from tokenizer_service.origins import Origins, preflight
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def build(gateway: Gateway) -> web.Application:
     """Return the application of a gateway."""
+    origins = Origins(gateway.settings.allowed_origins)
     app = web.Application(
-        client_max_size=gateway.settings.max_body_bytes, middlewares=[_label, _errors]
+        client_max_size=gateway.settings.max_body_bytes,
+        middlewares=[_label, preflight(origins), _errors],
     )
     app[GATEWAY] = gateway
     app.on_response_prepare.append(_echo_label)
+    app.on_response_prepare.append(origins.say)
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _completions)
     for prefix in ("", "/v1"):

@@ -23,6 +23,10 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")
     ] = 8000
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Meta(description="web pages that may use the API from a browser; * allows all (CORS)"),
+    ] = ()
     cache_secret_file: Annotated[
         str | None,
         Meta(description="file with the secret behind tenants' cache salts; default: a random one"),
