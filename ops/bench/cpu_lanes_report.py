@@ -49,7 +49,7 @@ def table(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for setting, row in medians(result["windows"]).items():
-        cells = " | ".join(f"{row[name]:,.0f}" for name in METRICS)
+        cells = " | ".join(f"{row[name]:,.0f}" if row[name] else "–" for name in METRICS)
         gain = row["prefill_tok_s"] / prefill + row["decode_tok_s"] / decode
         lines.append(f"| {setting} | {cells} | {gain:.2f} |")
     lines += ["", "| one lane alone | prefill, tok/s | decode, tok/s |", "|---|---|---|"]
@@ -61,6 +61,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """Draw prefill rate over P99 TBT: up and to the left is better."""
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     for setting, row in medians(result["windows"]).items():
+        if not row["decode_tok_s"]:
+            continue  # streams stood still: there is no time between tokens
         mark = "s" if setting.startswith("muxwise") else "o"
         axes.plot(row["tbt_p99_ms"], row["prefill_tok_s"], mark, label=setting)
     axes.set_xscale("log")
