@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 PositiveSeconds = Annotated[float, Meta(gt=0, le=86_400)]
+Milliseconds = Annotated[float, Meta(gt=0, le=86_400_000)]
 
 
 class Slo(Struct, frozen=True, kw_only=True):
@@ -26,3 +27,19 @@ class Deadlines(Struct, frozen=True, kw_only=True):
     """Until the first prefill quantum is launched."""
     ttft_s: PositiveSeconds | None = None
     total_s: PositiveSeconds | None = None
+
+
+class ObjectiveSettings(Struct, frozen=True, kw_only=True):
+    """Flags for the service's objectives: the scheduler plans by them, the gateway counts by them.
+    A request's own objective goes before them.
+    """
+
+    tbt_slo_ms: Annotated[
+        Milliseconds, Meta(description="objective for the time between tokens, ms")
+    ] = 50.0
+    ttft_slo_ms: Annotated[
+        Milliseconds, Meta(description="objective for the time to first token, ms")
+    ] = 2000.0
+    ttft_slo_ms_per_token: Annotated[
+        float, Meta(ge=0, le=10_000, description="added to it for each prompt token to compute, ms")
+    ] = 1.0

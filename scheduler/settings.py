@@ -2,14 +2,13 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from protocol.lifecycle import ReadyFd
+from protocol.slo import ObjectiveSettings
 
-Milliseconds = Annotated[float, Meta(gt=0, le=86_400_000)]
 
-
-class SchedulerSettings(Struct, frozen=True, kw_only=True):
+class SchedulerSettings(ObjectiveSettings, frozen=True, kw_only=True):
     """One scheduler of one worker."""
 
     run_dir: Annotated[str, Meta(description="directory of the worker's sockets, mode 0700")]
@@ -19,15 +18,6 @@ class SchedulerSettings(Struct, frozen=True, kw_only=True):
     option: Annotated[
         tuple[str, ...], Meta(description="options of the policy, each key=value")
     ] = ()
-    tbt_slo_ms: Annotated[
-        Milliseconds, Meta(description="objective for the time between tokens, ms")
-    ] = 50.0
-    ttft_slo_ms: Annotated[
-        Milliseconds, Meta(description="objective for the time to first token, ms")
-    ] = 2000.0
-    ttft_slo_ms_per_token: Annotated[
-        float, Meta(ge=0, le=10_000, description="added to it for each prompt token to compute, ms")
-    ] = 1.0
     profile: Annotated[
         str | None, Meta(description="what `tandem profile` wrote; default: measure as it runs")
     ] = None

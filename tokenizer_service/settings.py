@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from protocol.lifecycle import ReadyFd
+from protocol.slo import ObjectiveSettings
 from tokenizer_service.metrics import Compat
 
 
-class GatewaySettings(Struct, frozen=True, kw_only=True):
+class GatewaySettings(ObjectiveSettings, frozen=True, kw_only=True):
     """One gateway: HTTP on one side, one worker's data link on the other. Times in seconds."""
 
     run_dir: Annotated[str, Meta(description="directory of the sockets, mode 0700")]
