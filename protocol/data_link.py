@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from protocol.activity import Activity
 from protocol.ids import (
     BootId,
     Count,
@@ -239,6 +240,8 @@ class Status(Struct, frozen=True, tag=True):
 
     credits: Credits
     load: Load
+    activity: Activity | None = None
+    """A few times a second; None with a mere change of credits."""
 
 
 ToWorker = Hello | Submit | Stop | Abort | Resync

@@ -4,6 +4,7 @@ from typing import get_args
 
 from msgspec import Struct
 
+from protocol.activity import Activity, LaneActivity, PlanInForce, Sharing
 from protocol.control_link import (
     Arrived,
     Attach,
@@ -184,6 +185,24 @@ TO_GATEWAY: list[Struct] = [
             iterations=77,
             draining=True,
             scheduler="muxwise",
+        ),
+        activity=Activity(
+            unit="SM",
+            units=132,
+            plan=PlanInForce(
+                seq=41,
+                sharing=Sharing.DISJOINT,
+                prefill_units=92,
+                decode_units=40,
+                depth=1,
+                layers_per_quantum=8,
+                autopilot=True,
+                reason="split 92/40",
+            ),
+            prefill=LaneActivity(units=92, launches=12, busy_s=1.5, tokens=4096),
+            decode=LaneActivity(units=40, launches=65, busy_s=2.5, tokens=520),
+            both_s=1.25,
+            retractions=2,
         ),
     ),
 ]

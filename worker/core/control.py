@@ -56,6 +56,11 @@ class Control:
         """Name of the acting policy; empty on autopilot."""
         return self._policy if self._holder is not None else ""
 
+    @property
+    def plan(self) -> Plan | None:
+        """The standing plan; None: there was none since boot."""
+        return self._plan
+
     def on(self, peer: bytes, message: ControlToWorker, now: float) -> None:
         """Handle one message."""
         if isinstance(message, Plan):

@@ -8,9 +8,11 @@ next event; nothing waits.
 import logging
 from collections.abc import Container
 
+from protocol.activity import Activity
 from protocol.control_link import Lane, Snapshot
 from protocol.data_link import Credits, FailCode, Load, ModelInfo, Status
 from protocol.ids import RequestRef
+from worker.core.activity import ActivityMeter
 from worker.core.batch import Flight
 from worker.core.config import CoreConfig
 from worker.core.control import Control
@@ -59,6 +61,7 @@ class WorkerCore:
         """After a `Fatal`: nothing is launched any more."""
         self._config = config
         self._flights = Flights()
+        self._meter = ActivityMeter(device, self._flights)
         self._table = RequestTable(config)
         self._memory = Memory(device, self._flights)
         self._outbox = Outbox()
@@ -162,6 +165,11 @@ class WorkerCore:
             scheduler=self._control.policy,
         )
 
+    def activity(self) -> Activity:
+        """Return what the device does, for people and metrics."""
+        control = self._control
+        return self._meter.tell(control.order, control.plan, self.retractions)
+
     def check(self) -> list[str]:
         """Return violated invariants (DESIGN 6); empty when all is well."""
         wrong = self._table.check() + self._memory.check()
@@ -204,6 +212,7 @@ class WorkerCore:
             self._prefill.landed(flight.chunk)
         if completion.error is None and len(completion.tokens) == len(flight.draws):
             self._errors = 0
+            self._meter.landed(flight, completion)
             if flight.chunk is None:
                 self._decode.complete(flight, completion, now)
             else:
@@ -234,7 +243,7 @@ class WorkerCore:
         if wedged is not None and not self.dead:
             self._die(wedged)
         self._told = self._table.credits()
-        self._intake.broadcast(Status(self._told, self.load()))
+        self._intake.broadcast(Status(self._told, self.load(), self.activity()))
 
     def _drain(self, *, final: bool) -> None:
         self._intake.draining = True
