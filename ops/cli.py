@@ -62,3 +62,7 @@ def main() -> int:
     module = importlib.import_module(COMMANDS[name][0])
     status: int = module.main(rest)
     return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

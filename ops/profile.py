@@ -1,13 +1,15 @@
 """`tandem profile`: measure a model on this device, once, for the scheduler's estimator.
 
 Run it on a machine that does nothing else. It goes on with a profile that it finds, so that a
-budget can be spent in parts.
+budget can be spent in parts; the budget is that of the whole run, loading the model included.
 """
 
+import gc
 import os
 import platform
 import select
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +19,15 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ops.profiling.launches import Driver, LaunchFailed
-from ops.profiling.session import Session, Step
+from ops.profiling.session import Session, Step, fitted
 from protocol import settings
 from protocol.lifecycle import EXIT_CONFIG
-from protocol.model_files import ModelNotFound, resolve
+from protocol.model_files import ModelFiles, ModelNotFound, resolve
 from scheduler.estimator.profile import Hardware, Profile, ProfileError, Shape, load, save
 from worker.executors import factory
 from worker.executors.base import DeviceInfo, Executor
@@ -34,6 +37,9 @@ SAVE_EVERY_S = 20.0
 PACKAGES = ("tandem-serve", "torch", "flashinfer-python", "cuda-python", "numpy")
 POLL_S = 2e-5
 WAIT_MS = 50
+TOLD_EVERY = 25
+"""Cells between two lines where no bar can be shown."""
+SHAPES = Path(factory.__file__).resolve().parents[1] / "models" / "configs"
 
 
 class ProfileSettings(Struct, frozen=True, kw_only=True):
@@ -43,9 +49,23 @@ class ProfileSettings(Struct, frozen=True, kw_only=True):
     budget: Annotated[
         str, Meta(pattern="^[0-9]+(\\.[0-9]+)?[smh]?$", description="time to spend, as 8m or 500s")
     ] = "8m"
-    model: Annotated[str, Meta(description="a Hugging Face folder, a .gguf file, or `demo`")] = (
-        "demo"
-    )
+    model: Annotated[
+        str,
+        Meta(
+            description="a Hugging Face folder, a .gguf file, `demo`, or with --load-format dummy "
+            "a shape by name, as llama-3.1-8b"
+        ),
+    ] = "demo"
+    fit_only: Annotated[
+        bool, Meta(description="measure nothing: fit the samples of --output anew")
+    ] = False
+    splits: (
+        Annotated[
+            tuple[int, ...],
+            Meta(description="SMs of the prefill side of each split to measure; default: all"),
+        ]
+        | None
+    ) = None
     device: Annotated[Device, Meta(description="auto takes CUDA when there is one")] = Device.AUTO
     dtype: Annotated[DType, Meta(description="auto: bfloat16 on CUDA, float32 on the CPU")] = (
         DType.AUTO
@@ -61,32 +81,69 @@ class ProfileSettings(Struct, frozen=True, kw_only=True):
 
 def main(arguments: Sequence[str]) -> int:
     """Take a profile; return the exit status."""
+    began = time.monotonic()
     chosen = settings.parse(
         ProfileSettings, arguments, os.environ, prog="tandem profile", description=__doc__ or ""
     )
-    try:
-        executor = start(chosen)
-    except (ModelNotFound, factory.DeviceUnavailable, ValueError) as error:
-        print(f"tandem profile: {error}", file=sys.stderr)
-        return EXIT_CONFIG
     path = Path(chosen.output)
     try:
-        base = load(path) if path.exists() else empty(executor.info)
-        driver = Driver(executor, waiting(executor))
-        session = Session(executor.info, driver, base, time.monotonic)
-        found = take(session, seconds_of(chosen.budget), path, Console(stderr=True))
+        found = refit(path) if chosen.fit_only else measure(chosen, path, began)
+    except (ModelNotFound, factory.DeviceUnavailable) as error:
+        return _fail(error, EXIT_CONFIG)
     except (ProfileError, LaunchFailed) as error:
-        print(f"tandem profile: {error}", file=sys.stderr)
-        return 1
-    finally:
-        executor.close()
+        return _fail(error, 1)
+    except ValueError as error:
+        return _fail(error, EXIT_CONFIG)
     print(summary(found))
     return 0
 
 
+def _fail(error: Exception, status: int) -> int:
+    print(f"tandem profile: {error}", file=sys.stderr)
+    return status
+
+
+def refit(path: Path) -> Profile:
+    """Fit the samples of a profile anew, and write it. Raises ProfileError."""
+    found = fitted(load(path))
+    save(path, found)
+    return found
+
+
+def measure(chosen: ProfileSettings, path: Path, began: float) -> Profile:
+    """Measure within the budget, which runs since `began`; write and return what there is then.
+
+    Raises DeviceUnavailable, ModelNotFound, ProfileError, LaunchFailed, ValueError.
+    """
+    base = load(path) if path.exists() else None
+    executor = start(chosen)
+    console = Console(stderr=True)
+    try:
+        info = executor.info
+        base = base or empty(info)
+        if info.unit == "SM" and not base.rates:
+            from ops.profiling.kernels import rates
+
+            base = replace(base, rates=rates(executor))
+        driver = Driver(executor, waiting(executor))
+        spent = time.monotonic() - began
+        console.print(f"started in {spent:.0f} s", highlight=False)
+        session = Session(info, driver, base, time.monotonic, spent)
+        gc.collect()
+        gc.freeze()  # as the worker does: a full collection takes tens of milliseconds
+        take(session, seconds_of(chosen.budget) - spent, path, console)
+    finally:
+        executor.close()
+    return refit(path)
+
+
 def start(chosen: ProfileSettings) -> Executor:
     """Load the model and start its lanes. Raises DeviceUnavailable, ModelNotFound, ValueError."""
-    files = resolve(chosen.model)
+    with model_files(chosen) as files:
+        return _start(chosen, files)
+
+
+def _start(chosen: ProfileSettings, files: ModelFiles) -> Executor:
     shared = [name for name in chosen.__struct_fields__ if name in WorkerSettings.__struct_fields__]
     values = {name: getattr(chosen, name) for name in shared}
     worker = WorkerSettings(run_dir="", **values)
@@ -96,7 +153,35 @@ def start(chosen: ProfileSettings) -> Executor:
         if done in (0, total):
             console.print(stage, highlight=False)
 
-    return factory.build(worker, factory.choose(chosen.device), files, tell)
+    device = factory.choose(chosen.device)
+    if device is not Device.CUDA:
+        if chosen.splits is not None:
+            raise ValueError("--splits: only a GPU's splits can be chosen")
+        return factory.build(worker, device, files, tell)
+    from worker.executors.cuda.config import PREFILL_SMS
+    from worker.executors.cuda.start import start_from_settings
+
+    splits = PREFILL_SMS if chosen.splits is None else chosen.splits
+    executor = start_from_settings(worker, files.name, files, tell, splits)
+    executor.pool.fill()
+    return executor
+
+
+@contextmanager
+def model_files(chosen: ProfileSettings) -> Iterator[ModelFiles]:
+    """Yield the model's files; of a shape by name, a folder that has its config.json alone.
+
+    Raises ModelNotFound.
+    """
+    shape = SHAPES / f"{chosen.model}.json"
+    if chosen.load_format is not LoadFormat.DUMMY or not shape.is_file():
+        yield resolve(chosen.model)
+        return
+    with tempfile.TemporaryDirectory(prefix="tandem-shape-") as folder:
+        model = Path(folder) / chosen.model
+        model.mkdir()
+        (model / "config.json").write_bytes(shape.read_bytes())
+        yield resolve(str(model))
 
 
 def waiting(executor: Executor) -> Callable[[], None]:
@@ -124,7 +209,10 @@ def empty(info: DeviceInfo) -> Profile:
         ),
         software={"python": platform.python_version(), **versions()},
         model=Shape(
-            name=model.name, num_layers=model.num_layers, max_model_len=model.max_model_len
+            name=model.name,
+            num_layers=model.num_layers,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
         ),
         partitions=info.partitions,
     )
@@ -160,7 +248,10 @@ def seconds_of(budget: str) -> float:
 
 
 def take(session: Session, budget_s: float, path: Path, console: Console) -> Profile:
-    """Measure until the budget is spent; save now and then, and at the end, also when stopped."""
+    """Measure until the budget is spent; save now and then, and at the end, also when stopped.
+
+    Raises LaunchFailed once the device has failed; what was measured is saved.
+    """
     saved = time.monotonic()
     try:
         with shown(console, budget_s) as show:
@@ -172,14 +263,13 @@ def take(session: Session, budget_s: float, path: Path, console: Console) -> Pro
     except KeyboardInterrupt:
         console.print("stopped; what was measured is kept")
     finally:
-        found = session.finish()
-        save(path, found)
-    return found
+        save(path, session.measured())
+    return session.measured()
 
 
 @contextmanager
 def shown(console: Console, budget_s: float) -> Iterator[Callable[[Step], None]]:
-    """Show a bar of the budget on a terminal, and every hundredth cell elsewhere."""
+    """Show a bar of the budget on a terminal, and some cells elsewhere."""
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=budget_s)
@@ -190,7 +280,7 @@ def shown(console: Console, budget_s: float) -> Iterator[Callable[[Step], None]]
                 first.append(step.seconds)
             text = f"{step.done} of {step.total} cells"
             progress.update(bar, completed=step.seconds - first[0], description=text)
-            if not console.is_terminal and step.done % 100 == 0:
+            if not console.is_terminal and step.done % TOLD_EVERY == 0:
                 console.print(f"{text}, {step.seconds:.0f} s", highlight=False)
 
         yield show
@@ -204,6 +294,8 @@ def summary(found: Profile) -> str:
     )
     if found.fit is None:
         return f"{counts}: too few for a fit, go on with a larger --budget"
+    if found.failures:
+        counts += f"; {len(found.failures)} cells failed, the first: {found.failures[0]}"
     worst = max((sample.slowdown for sample in found.corun), default=1.0)
     lines = [
         f"{name}: off by at most {d.largest:.1%}, {d.mean:.1%} in the mean, on {d.samples} held out"

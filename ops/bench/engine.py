@@ -241,8 +241,7 @@ def make_executor(settings: EngineSettings) -> Any:
     )
     executor = start(settings.model, Model(shape, weights), config, lambda *_: None)
     with torch.inference_mode():
-        for view in (*executor.pool.keys, *executor.pool.values):
-            view.normal_()
+        executor.pool.fill()
     torch.cuda.synchronize()
     return executor
 

@@ -1,39 +1,56 @@
 """What a profile measures, and in which order: the cells that say most come first.
 
 A dimension's ends come before its middle and that before its quarters, so whenever the budget ends
-the samples span the range. Solo runs of both lanes and pairs take turns by how fine they are.
+the samples span the range. Solo runs of both lanes and pairs take turns by how fine they are, and
+with them come points off the grid: what the fit is measured by and never sees.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import product
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, product
 from typing import NamedTuple, TypeVar
 
 from worker.executors.base import DeviceInfo
 
 T = TypeVar("T")
 
-FIRST_PREFILL, FIRST_DECODE, FIRST_PAIR = 32, 128, 2048
+FIRST_PREFILL, FIRST_DECODE, FIRST_PAIR = 64, 128, 2048
 """Smallest new tokens and contexts of the solo grids, and sizes of the pairs (MuxWise 3.3.2)."""
 STEP = 4
 PAIR_ROWS = 4
 """Steps of the batch sizes of pairs."""
+FINE_FROM = 256
+"""New tokens from which on the grid has half steps: below, weights are what takes the time."""
+HELD_OUT = 8
+"""Points off the grid for each lane and size of its side."""
+UNEVEN = 3
+"""Iterations over rows of very different contexts, for each size of decode's side."""
+LARGE = 16384
+"""Token equivalents (see `weight`) from which on a prefill comes later the longer it takes."""
+TOO_LARGE = 160_000
+"""Token equivalents beyond which a prefill is not measured: 4 s on the whole of an H200."""
+SEED = 0
 
 
 class PrefillCell(NamedTuple):
-    """A solo prefill of equal prompts on a partition's prefill side; sizes of each."""
+    """A solo prefill on a partition's prefill side."""
 
     partition: int
-    new: int
-    reused: int
-    prompts: int
+    prompts: tuple[tuple[int, int], ...]
+    """(new, reused) tokens of each."""
+    held_out: bool = False
 
 
 class DecodeCell(NamedTuple):
-    """A solo iteration on a partition's decode side; `context`: of each row."""
+    """A solo iteration on a partition's decode side."""
 
     partition: int
     rows: int
     context: int
+    """Of each row, or their mean when they are uneven."""
+    held_out: bool = False
+    uneven: bool = False
 
 
 class PairCell(NamedTuple):
@@ -97,10 +114,30 @@ def coarse_first(values: Sequence[T]) -> list[tuple[int, T]]:
     return [(rounds[i], value) for i, value in enumerate(values)]
 
 
+def halved(values: Sequence[int], least: int) -> list[int]:
+    """Return the values with one more between two neighbours from `least` on."""
+    found = [values[0]]
+    for low, high in pairwise(values):
+        if low >= least and high - low > 1:
+            found.append((low + high) // 2)
+        found.append(high)
+    return found
+
+
 def cells(info: DeviceInfo, limits: Limits) -> list[Cell]:
     """Return all cells that the device has room for, the most informative ones first."""
     ranked = [*_prefill(info, limits), *_decode(info, limits), *_pairs(info, limits)]
-    return [cell for _, cell in sorted(ranked, key=lambda item: item[0])]
+    first: dict[Cell, tuple[int, ...]] = {}
+    for rank, cell in sorted(ranked, key=lambda item: item[0]):
+        first.setdefault(cell, rank)
+    return list(first)
+
+
+def weight(prompts: Sequence[tuple[int, int]], stretch: float) -> float:
+    """Return a prefill's cost in tokens of a short prompt on the whole device, about: attention to
+    16K tokens costs as much as the matrix products (8B shapes).
+    """
+    return stretch * sum(new * (1 + (reused + new / 2) / 16384) for new, reused in prompts)
 
 
 def _sides(info: DeviceInfo, lane: str) -> list[int]:
@@ -122,28 +159,92 @@ Ranked = Iterable[tuple[tuple[int, ...], Cell]]
 
 
 def _prefill(info: DeviceInfo, limits: Limits) -> Ranked:
-    new = coarse_first(sizes(FIRST_PREFILL, limits.new, 2))
-    reused = coarse_first([0, *sizes(FIRST_PAIR, limits.length - 1)])
-    sides = _each_soon(_sides(info, "prefill_units"))
-    for (p, side), (a, n), (b, r), (c, count) in product(sides, new, reused, ((0, 1), (1, 4))):
-        share = n // count
-        fits = share and share + r < limits.length
-        if fits and count * pages(share + r, limits) <= limits.pages:
-            yield (p + a + b + c, 0, p), PrefillCell(side, share, r, count)
+    for p, side in _each_soon(_sides(info, "prefill_units")):
+        stretch = info.units / info.partitions[side].prefill_units
+        for rank, prompts, held_out in _prompts(limits, side):
+            tokens = weight(prompts, stretch)
+            if tokens <= TOO_LARGE and _fit(prompts, limits):
+                late = max(0, int(math.log2(max(1.0, tokens) / LARGE)))
+                yield (p + rank + late, 0, p), PrefillCell(side, prompts, held_out)
+
+
+Prompts = tuple[tuple[int, int], ...]
+
+
+def _prompts(limits: Limits, side: int) -> Iterator[tuple[int, Prompts, bool]]:
+    """Yield batches with their rounds, on the grid and off it (True)."""
+    powers = sizes(min(FIRST_PREFILL, limits.new), limits.new, 2)
+    new = coarse_first(halved(powers, FINE_FROM))
+    longest = max(1, limits.length - limits.new - 1)
+    reused = coarse_first([0, *sizes(FIRST_PAIR, longest)])
+    for (a, n), (b, r) in product(new, reused):
+        if n in powers or not r:
+            yield a + b, ((n, r),), False
+        if n in powers and n >= 4 * FIRST_PREFILL and r <= STEP * FIRST_PAIR:
+            yield 1 + a + b, ((n // 4, r),) * 4, False
+    rng = random.Random(SEED * 1000 + side)
+    for index in range(HELD_OUT):
+        yield 1 + index // 3, _any_prompts(rng, limits, longest), True
+
+
+def _any_prompts(rng: random.Random, limits: Limits, longest: int) -> Prompts:
+    """Return one prompt, sometimes several, of any size in the range: alike on a log scale."""
+    count = rng.choice((1, 1, 1, 2, 4))
+    least = min(FIRST_PREFILL, max(1, limits.new // count))
+    return tuple(
+        (
+            _between(rng, least, max(1, limits.new // count)),
+            rng.choice((0, 1, 1)) * _between(rng, min(FIRST_PAIR, longest), longest),
+        )
+        for _ in range(count)
+    )
+
+
+def _between(rng: random.Random, low: int, high: int) -> int:
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def _fit(prompts: Prompts, limits: Limits) -> bool:
+    """Whether sequences and pool have room."""
+    if any(new < 1 or new + reused >= limits.length for new, reused in prompts):
+        return False
+    return sum(pages(new + reused, limits) for new, reused in prompts) <= limits.pages
 
 
 def _decode(info: DeviceInfo, limits: Limits) -> Ranked:
-    rows = coarse_first(sizes(1, limits.rows, 2))
-    contexts = coarse_first(sizes(FIRST_DECODE, limits.length - 1))
-    sides = _each_soon(_sides(info, "decode_units"))
-    for (p, side), (a, count), (b, context) in product(sides, rows, contexts):
-        if count * pages(context, limits) <= limits.pages:
-            yield (p + a + b, 1, p), DecodeCell(side, count, context)
+    rows = coarse_first(halved(sizes(1, limits.rows, 2), 8))
+    for p, side in _each_soon(_sides(info, "decode_units")):
+        for a, count in rows:
+            longest = _longest(count, limits)
+            for b, context in coarse_first(sizes(min(FIRST_DECODE, longest), longest)):
+                yield (p + a + b, 1, p), DecodeCell(side, count, context)
+        rng = random.Random(SEED * 1000 + 500 + side)
+        for index in range(HELD_OUT + UNEVEN):
+            count = _between(rng, 1, limits.rows)
+            longest = _longest(count, limits)
+            context = _between(rng, min(FIRST_DECODE, longest), longest)
+            uneven = index >= HELD_OUT
+            rank = 3 if uneven else 1 + index // 3
+            yield (p + rank, 1, p), DecodeCell(side, count, context, True, uneven)
+
+
+def _longest(rows: int, limits: Limits) -> int:
+    """Return the longest context that so many rows can all have."""
+    return max(1, min(limits.length - 1, limits.pages // rows * limits.page_size - 1))
+
+
+def uneven(cell: DecodeCell, limits: Limits) -> tuple[int, ...]:
+    """Return contexts of very different lengths (log-normal), about as long in the mean."""
+    rng = random.Random(SEED + cell.rows * 1_000_003 + cell.context)
+    drawn = [rng.lognormvariate(0, 1) for _ in range(cell.rows)]
+    scale = cell.rows * cell.context / sum(drawn)
+    most = limits.length - 1
+    return tuple(max(1, min(most, int(scale * each))) for each in drawn)
 
 
 def _pairs(info: DeviceInfo, limits: Limits) -> Ranked:
-    new = coarse_first(sizes(FIRST_PAIR, limits.new))
-    reused = coarse_first([0, *sizes(FIRST_PAIR, limits.length - 1)])
+    new = coarse_first(sizes(min(FIRST_PAIR, limits.new), limits.new))
+    reused = coarse_first([0, *sizes(FIRST_PAIR, max(1, limits.length - limits.new - 1))])
     rows = coarse_first(sizes(1, limits.rows, PAIR_ROWS))
     contexts = coarse_first(sizes(FIRST_PAIR, limits.length - 1))
     splits = [p.index for p in info.partitions if p.index and p.decode_units and p.prefill_units]
@@ -151,8 +252,8 @@ def _pairs(info: DeviceInfo, limits: Limits) -> Ranked:
     for (p, split), (a, n), (b, r), (c, count), (d, context) in grid:
         need = 2 * pages(n + r, limits) + count * pages(context, limits)
         if n + r < limits.length and need <= limits.pages:
-            # A pair costs more than a solo run and says less where no solo run is known yet.
-            yield (1 + p + a + b + c + d, 2, p), PairCell(split, n, r, count, context)
+            # Solo runs come first: a pair costs more, and the guard is refined online anyway.
+            yield (3 + p + a + b + c + d, 2, p), PairCell(split, n, r, count, context)
 
 
 def pages(tokens: int, limits: Limits) -> int:

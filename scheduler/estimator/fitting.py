@@ -142,9 +142,12 @@ def fit_pieces(
 
 
 def split_samples(samples: Sequence[S], size: Callable[[S], int]) -> tuple[list[S], list[S]]:
-    """Return (to fit, held out). The smallest and the largest of each partition size stay: an
-    error beyond the profiled range says nothing about the fit within it.
+    """Return (to fit, held out). Where the profiler has measured points to hold out, those; else
+    some of all, the smallest and the largest of each partition size apart: an error beyond the
+    profiled range says nothing about the fit within it.
     """
+    if any(sample.held_out for sample in samples):
+        return [s for s in samples if not s.held_out], [s for s in samples if s.held_out]
     rng = random.Random(SEED)
     by_units: dict[int, list[S]] = defaultdict(list)
     for sample in samples:
@@ -194,7 +197,7 @@ def fit(prefill: Sequence[PrefillSample], decode: Sequence[DecodeSample]) -> Fit
     TooFewSamplesError.
     """
     prefill_used, prefill_held = split_samples(prefill, _new)
-    decode_used, decode_held = split_samples(decode, _rows)
+    decode_used, decode_held = split_samples([s for s in decode if not s.longest], _rows)
     prefill_fits = fit_units(
         "prefill", prefill_used, _new, _prefill_terms, least=solo.PREFILL_TERMS
     )

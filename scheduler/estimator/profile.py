@@ -41,6 +41,22 @@ class Shape(Struct, frozen=True, kw_only=True):
     name: str
     num_layers: Units
     max_model_len: Units
+    vocab_size: Natural = 0
+    """0: not known."""
+    tensor_parallel: Units = 1
+    """Devices that it was spread over."""
+
+
+class Rate(Struct, frozen=True, kw_only=True):
+    """What kernels reach on one side of a split, for roofline policies (DuetServe 4.2)."""
+
+    units: Units
+    side: str
+    """`prefill` or `decode` of a split, or `whole`: where the units lie matters a little."""
+    read_bytes_s: Positive
+    """From the device's memory, much more than its caches hold."""
+    flop_s: Positive
+    """Of a large bfloat16 matrix product of the model's own, planned for the units."""
 
 
 class PrefillSample(Struct, frozen=True, kw_only=True):
@@ -52,6 +68,8 @@ class PrefillSample(Struct, frozen=True, kw_only=True):
     seconds: Positive
     """Device time, median of the repeats."""
     repeats: Units = 1
+    held_out: bool = False
+    """Off the grid, to measure the fit by: never fitted to."""
 
     @property
     def load(self) -> PrefillLoad:
@@ -68,6 +86,9 @@ class DecodeSample(Struct, frozen=True, kw_only=True):
     """Tokens attended to, over all rows."""
     seconds: Positive
     repeats: Units = 1
+    held_out: bool = False
+    longest: Natural = 0
+    """Context of the longest row; 0: all rows have the same. Uneven samples are not fitted to."""
 
     @property
     def load(self) -> DecodeLoad:
@@ -85,7 +106,8 @@ class CorunSample(Struct, frozen=True, kw_only=True):
     rows: Units
     context: Natural
     seconds: Positive
-    """The slowest iteration that the prefill overlapped for most of its time."""
+    """The second slowest iteration of those that the prefill overlapped for most of their time: a
+    lone outlier is not the worst that happens, as in the guard."""
     solo_s: Positive
     """Median of the same iteration on the same units alone, measured close to it."""
     repeats: Units = 1
@@ -154,6 +176,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     prefill: tuple[PrefillSample, ...] = ()
     decode: tuple[DecodeSample, ...] = ()
     corun: tuple[CorunSample, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    """Empty where kernels are not ours to launch (the CPU)."""
+    failures: tuple[str, ...] = ()
+    """Cells that could not be measured, and why."""
     fit: Fit | None = None
     """None while the profile is not complete enough for one."""
 

@@ -103,10 +103,10 @@ def test_cells_fit_the_device_and_each_is_there_once():
     assert len(set(found)) == len(found)
     for cell in found:
         match cell:
-            case PrefillCell(new=new, reused=reused, prompts=count):
-                assert new * count <= INFO.max_prefill_tokens
-                assert new + reused < 32_768
-                assert count * pages(new + reused, limits) <= INFO.num_pages
+            case PrefillCell(prompts=prompts):
+                assert sum(new for new, _ in prompts) <= INFO.max_prefill_tokens
+                assert max(new + reused for new, reused in prompts) < 32_768
+                assert sum(pages(sum(each), limits) for each in prompts) <= INFO.num_pages
             case DecodeCell(rows=rows, context=context):
                 assert rows <= 64
                 assert rows * pages(context, limits) <= INFO.num_pages
@@ -117,9 +117,9 @@ def test_cells_fit_the_device_and_each_is_there_once():
 def test_the_first_tenth_of_the_cells_spans_both_lanes_and_all_of_their_range():
     found = cells(INFO, limits_of(INFO, PROMPTS))
     first = found[: len(found) // 10]
-    new = [c.new for c in first if isinstance(c, PrefillCell)]
+    new = [n for c in first if isinstance(c, PrefillCell) for n, _ in c.prompts]
     rows = [c.rows for c in first if isinstance(c, DecodeCell)]
-    assert (min(new), max(new)) == (8, 8192)
+    assert (min(new), max(new)) == (64, 8192)
     assert (min(rows), max(rows)) == (1, 64)
     assert {c.partition for c in first if isinstance(c, DecodeCell)} == {0, 1, 2, 3}
 
@@ -130,13 +130,13 @@ def test_the_first_tenth_of_the_cells_spans_both_lanes_and_all_of_their_range():
 def test_a_solo_iteration_and_a_solo_prefill_take_what_the_device_says():
     driver = Bench().driver
     iteration = (5e-3 + 64 * 2e-5 + 64 * 2048 * 2e-8) * 0.42 / (16 / 132)
-    assert driver.iterations(1, 64, 2048, 3) == pytest.approx([iteration] * 3)
+    assert driver.iterations(1, (2048,) * 64, 3) == pytest.approx([iteration] * 3)
     prefill = 4e-5 + (4096 / 42_000 + 2.5e-10 * 4096 * (1000 + 2048)) * 132 / 116
     assert driver.prefills(1, [(4096, 1000)], 2) == pytest.approx([prefill] * 2)
 
 
 def test_beside_a_prefill_iterations_are_slower_and_say_so():
-    done = Bench().driver.both(1, (2048, 0), 64, 2048, 10)
+    done = Bench().driver.both(1, (2048, 0), (2048,) * 64, 10)
     assert len(done) == 10
     solo = (5e-3 + 64 * 2e-5 + 64 * 2048 * 2e-8) * 0.42 / (16 / 132)
     inner = [c for c in done[1:-1] if c.overlap_s > 0.99 * (c.finished - c.started)]
@@ -147,14 +147,14 @@ def test_beside_a_prefill_iterations_are_slower_and_say_so():
 def test_nothing_stays_parked_between_cells():
     bench = Bench()
     for _ in range(3):
-        bench.driver.both(1, (8192, 0), 1, 128, 4)
+        bench.driver.both(1, (8192, 0), (128,), 4)
     assert bench.executor.parked == []
 
 
 def test_a_launch_that_fails_is_told():
     bench = Bench(fault=lambda work: "lost" if work.ticket > 2 else None)
     with pytest.raises(LaunchFailed, match="launch 3: lost"):
-        bench.driver.iterations(0, 1, 128, 5)
+        bench.driver.iterations(0, (128,), 5)
 
 
 # --- sessions ---
@@ -162,7 +162,8 @@ def test_a_launch_that_fails_is_told():
 
 def test_a_profile_predicts_the_device_that_it_was_taken_of(tmp_path):
     bench, path = Bench(), tmp_path / "p.json"
-    found = profile.take(bench.session(), 1e9, path, quiet())
+    profile.take(bench.session(), 1e9, path, quiet())
+    found = profile.refit(path)
     assert load(path) == found
     assert found.fit is not None
     assert found.fit.decode_deviation.largest < 0.01

@@ -55,7 +55,7 @@ def driver(executor):
 
 def test_iterations_and_prefills_of_every_size_run_and_take_time(driver):
     for rows, context in ((1, 8), (ROWS, 199), (2, 100)):
-        times = driver.iterations(0, rows, context, 3)
+        times = driver.iterations(0, (context,) * rows, 3)
         assert len(times) == 3
         assert min(times) > 0
     for prompts in ([(1, 0)], [(150, 0)], [(30, 100)] * 4, [(50, 149)]):
@@ -65,7 +65,7 @@ def test_iterations_and_prefills_of_every_size_run_and_take_time(driver):
 @pytest.mark.skipif(len(topology.available_cores()) < 2, reason="one core has no partitions")
 def test_both_lanes_run_together(driver, executor):
     for _ in range(2):
-        done = driver.both(1, (140, 50), ROWS, 150, 20)
+        done = driver.both(1, (140, 50), (150,) * ROWS, 20)
         assert len(done) == 20
         assert sum(c.overlap_s for c in done) > 0
     assert executor.poll() == []

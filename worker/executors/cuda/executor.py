@@ -129,6 +129,7 @@ class CudaExecutor:
         self._decode_queue = LaneQueue(Lane.DECODE, self._table)
         prefill_ops = self._make_ops(rotary, products[0], 2, PARTIAL_ROWS)
         decode_ops = self._make_ops(rotary, products[1], 2, 0)
+        self._products = products
         common = (self._model, config)
         self._prefill = PrefillLane(*common, prefill_ops, self._slots, self._prefill_queue)
         self._decode = DecodeLane(*common, decode_ops, self._slots, self._decode_queue)
@@ -232,6 +233,24 @@ class CudaExecutor:
     def pool(self) -> KvPool:
         """The KV pool, for benchmarks that fill it and tests that compare it."""
         return self._pool
+
+    @property
+    def device(self) -> torch.device:
+        """The GPU."""
+        return self._device
+
+    @property
+    def table(self) -> PartitionTable:
+        """The partitions with their streams, for benchmarks of single kernels."""
+        return self._table
+
+    def product(self, lane: Lane) -> Product:
+        """Return a lane's matrix products, for benchmarks; nothing may run on the lane."""
+        return self._products[0 if lane is Lane.PREFILL else 1]
+
+    def widest_weight(self) -> torch.Tensor:
+        """Return a matrix [n, k] of the first layer, the one with the most rows."""
+        return self._model.weights.layers[0].gate_up
 
     @property
     def slots(self) -> Slots:

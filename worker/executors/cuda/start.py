@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from protocol.model_files import ModelFiles
-from worker.executors.cuda.config import CudaConfig
+from worker.executors.cuda.config import PREFILL_SMS, CudaConfig
 from worker.executors.cuda.kernels.build import apply_environment
 from worker.models.weights import Model
 from worker.settings import DType, WorkerSettings
@@ -39,11 +39,16 @@ def start(
 
 
 def start_from_settings(
-    settings: WorkerSettings, name: str, files: ModelFiles, tell: Callable[[str, int, int], None]
+    settings: WorkerSettings,
+    name: str,
+    files: ModelFiles,
+    tell: Callable[[str, int, int], None],
+    prefill_sms: tuple[int, ...] = PREFILL_SMS,
 ) -> "CudaExecutor":
     """Load the model that a worker's settings name onto the GPU, and start its lanes.
 
-    Raises what `start` raises, LoadError, UnsupportedModelError and CudaUnfit.
+    `prefill_sms`: of the splits to make. Raises what `start` raises, LoadError,
+    UnsupportedModelError and CudaUnfit.
     """
     import torch
 
@@ -62,5 +67,6 @@ def start_from_settings(
         num_pages=settings.num_pages,
         memory_utilization=settings.gpu_memory_utilization,
         require_partitions=settings.require_partitions,
+        prefill_sms=prefill_sms,
     )
     return start(name, model, config, tell)
