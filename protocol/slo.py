@@ -34,12 +34,12 @@ class ObjectiveSettings(Struct, frozen=True, kw_only=True):
     A request's own objective goes before them.
     """
 
-    tbt_slo_ms: Annotated[
+    slo_tbt_ms: Annotated[
         Milliseconds, Meta(description="objective for the time between tokens, ms")
     ] = 50.0
-    ttft_slo_ms: Annotated[
+    slo_ttft_ms: Annotated[
         Milliseconds, Meta(description="objective for the time to first token, ms")
     ] = 2000.0
-    ttft_slo_ms_per_token: Annotated[
+    slo_ttft_ms_per_token: Annotated[
         float, Meta(ge=0, le=10_000, description="added to it for each prompt token to compute, ms")
     ] = 1.0

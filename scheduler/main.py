@@ -179,9 +179,9 @@ def learner(chosen: SchedulerSettings) -> tuple[FittedEstimator | None, Keeper |
 def build(chosen: SchedulerSettings, estimator: FittedEstimator | None = None) -> SchedulerCore:
     """Return the core with its policy. Raises PolicyError."""
     objectives = Objectives(
-        tbt_s=chosen.tbt_slo_ms / 1e3,
-        ttft_s=chosen.ttft_slo_ms / 1e3,
-        ttft_per_token_s=chosen.ttft_slo_ms_per_token / 1e3,
+        tbt_s=chosen.slo_tbt_ms / 1e3,
+        ttft_s=chosen.slo_ttft_ms / 1e3,
+        ttft_per_token_s=chosen.slo_ttft_ms_per_token / 1e3,
     )
     config = CoreConfig(
         peer=f"sched-{new_id()}",

@@ -57,9 +57,9 @@ class BenchSettings(Struct, frozen=True, kw_only=True):
     ] = ""
     token_low: Annotated[int, Meta(ge=0, description="lowest token id in prompts")] = 1000
     token_high: Annotated[int, Meta(gt=0, description="token ids in prompts stay below")] = 30000
-    tbt_slo_ms: Annotated[float, Meta(gt=0, description="objective: time between tokens")] = 50.0
-    ttft_slo_ms: Annotated[float, Meta(ge=0, description="objective: time to first token")] = 1000.0
-    ttft_slo_ms_per_token: Annotated[
+    slo_tbt_ms: Annotated[float, Meta(gt=0, description="objective: time between tokens")] = 50.0
+    slo_ttft_ms: Annotated[float, Meta(ge=0, description="objective: time to first token")] = 1000.0
+    slo_ttft_ms_per_token: Annotated[
         float, Meta(ge=0, description="added to it for each input token that is not cached")
     ] = 1.0
     gap_share: Annotated[
@@ -118,8 +118,8 @@ def _items(chosen: BenchSettings) -> list[Item]:
 def limits(chosen: BenchSettings) -> Limits:
     """Return the objectives, in seconds."""
     return Limits(
-        tbt_s=chosen.tbt_slo_ms / 1e3,
-        ttft_s=chosen.ttft_slo_ms / 1e3,
-        ttft_per_token_s=chosen.ttft_slo_ms_per_token / 1e3,
+        tbt_s=chosen.slo_tbt_ms / 1e3,
+        ttft_s=chosen.slo_ttft_ms / 1e3,
+        ttft_per_token_s=chosen.slo_ttft_ms_per_token / 1e3,
         gap_share=chosen.gap_share,
     )

@@ -70,11 +70,11 @@ def test_the_served_names_go_to_the_gateway_and_the_first_to_the_worker() -> Non
 
 
 def test_flags_reach_the_process_that_owns_them() -> None:
-    line = ["demo", "--port", "0", "--max-num-seqs", "8", "--device", "cpu", "--tbt-slo-ms", "40"]
+    line = ["demo", "--port", "0", "--max-num-seqs", "8", "--device", "cpu", "--slo-tbt-ms", "40"]
     assert child(Role.GATEWAY, line).port == 0
     assert child(Role.WORKER, line).max_num_seqs == 8
     assert child(Role.WORKER, line).device == "cpu"
-    assert child(Role.SCHEDULER, line).tbt_slo_ms == 40.0
+    assert child(Role.SCHEDULER, line).slo_tbt_ms == 40.0
 
 
 def test_the_environment_is_read_once_by_serve() -> None:
@@ -82,14 +82,14 @@ def test_the_environment_is_read_once_by_serve() -> None:
 
 
 def test_a_swap_changes_the_scheduler_and_its_options_and_nothing_else() -> None:
-    line = ["demo", "--scheduler", "muxwise", "--option", "split=1", "--tbt-slo-ms", "40"]
+    line = ["demo", "--scheduler", "muxwise", "--option", "split=1", "--slo-tbt-ms", "40"]
     parts = read(line, {})
     assert parts.choice == Choice("muxwise", ("split=1",))
     swapped = Start(2, Role.SCHEDULER, Choice("chunked", ("token_budget=64",)))
     arguments = parts.arguments(swapped, "/run/x", 9)
     read_back = parse(SchedulerSettings, arguments, {}, prog="", description="")
     assert (read_back.scheduler, read_back.option) == ("chunked", ("token_budget=64",))
-    assert read_back.tbt_slo_ms == 40.0
+    assert read_back.slo_tbt_ms == 40.0
 
 
 def test_no_model_is_an_error_that_names_the_ways_out() -> None:
