@@ -151,8 +151,9 @@ async def greet(launcher: Launcher, own: LauncherSettings) -> int:
     except (aiohttp.ClientError, demo.DemoError, TimeoutError) as error:
         print(f"tandem serve: the server does not answer: {error!r}", file=sys.stderr)
         model, status = "MODEL", 1
-    console.print(f"\n[bold]Serving at {url}[/bold]  Try:\n", highlight=False)
-    print(demo.curl_line(url, model), flush=True)
+    console.print(f"\n[bold]Serving at {url}[/bold]", highlight=False)
+    console.print(f"Chat, and watch the server work, in a browser: {url}/", highlight=False)
+    print(f"Or ask from a terminal:\n\n{demo.curl_line(url, model)}", flush=True)
     if own.once:
         launcher.stop()
     return status

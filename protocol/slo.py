@@ -43,3 +43,24 @@ class ObjectiveSettings(Struct, frozen=True, kw_only=True):
     slo_ttft_ms_per_token: Annotated[
         float, Meta(ge=0, le=10_000, description="added to it for each prompt token to compute, ms")
     ] = 1.0
+
+    def promised(self, slo: Slo) -> "RequestObjectives":
+        """Return the objectives of one request: its own, else the service's."""
+        return RequestObjectives(
+            tbt_s=slo.tbt_s or self.tbt_slo_ms / 1e3,
+            ttft_s=slo.ttft_s or self.ttft_slo_ms / 1e3,
+            ttft_per_token_s=0.0 if slo.ttft_s else self.ttft_slo_ms_per_token / 1e3,
+        )
+
+
+class RequestObjectives(Struct, frozen=True, kw_only=True):
+    """What one request is promised, seconds."""
+
+    tbt_s: float
+    ttft_s: float
+    ttft_per_token_s: float
+    """For each prompt token that is computed; cache hits are not."""
+
+    def ttft_with(self, new_tokens: int) -> float:
+        """Return the objective for the first token of a prompt with so many tokens to compute."""
+        return self.ttft_s + self.ttft_per_token_s * new_tokens

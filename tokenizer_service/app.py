@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from protocol.ids import new_id
-from tokenizer_service import about
+from tokenizer_service import about, activity, page
 from tokenizer_service.gateway import Gateway, Prompt
 from tokenizer_service.http import GATEWAY, answer, read
 from tokenizer_service.limits import MAX_CLIENT_ID_CHARS
@@ -46,6 +46,8 @@ def build(gateway: Gateway) -> web.Application:
         app.router.add_post(f"{prefix}/tokenize", _tokenize)
         app.router.add_post(f"{prefix}/detokenize", _detokenize)
     about.add_routes(app)
+    activity.add_routes(app)
+    page.add_routes(app)
     return app
 
 

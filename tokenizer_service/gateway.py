@@ -164,7 +164,8 @@ class Gateway:
         if prompt.most_likely is not None:
             reader = LogprobReader(tokens, skip_special=skip_special)
         detokenizer = Detokenizer(tokens, request.stops, skip_special=skip_special)
-        return Output(index, job, detokenizer, reader, self.metrics.meter(arrival))
+        meter = self.metrics.meter(arrival, self.settings.promised(job.slo), job.prompt_tokens)
+        return Output(index, job, detokenizer, reader, meter)
 
     def _job(
         self,

@@ -32,3 +32,6 @@ MAX_TEMPLATE_PRODUCT = 10_000_000
 
 MAX_ATTEMPTS = 8
 """At one request, over restarts of the worker; a submit that was lost on the way is none."""
+
+MAX_WATCHERS = 32
+"""Clients that follow the server's activity at the same time."""

@@ -9,7 +9,9 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tokenizer_service.events import Broken, Done, News, NewTokens
+from protocol.slo import RequestObjectives
+from tokenizer_service.events import Admitted, Broken, Done, News, NewTokens
+from tokenizer_service.latencies import Latencies
 from tokenizer_service.worker_link import WorkerLink
 from tokenizer_service.worker_state import WorkerState
 
@@ -84,34 +86,73 @@ class Series:
         self._ended.labels(self._model, ENGINE, reason).inc()
 
 
+class Objectives:
+    """Counts which latencies kept their objective, for ever and over the last seconds."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.recent = Latencies()
+        self._kept = Counter(
+            "tandem_slo_attainment",
+            "first tokens (ttft) and gaps between tokens (tbt) by whether they kept the objective",
+            ["slo", "met"],
+            registry=registry,
+        )
+
+    def first_token(self, seconds: float, objective_s: float, now: float) -> None:
+        """Count a time to first token."""
+        self.recent.ttft.observe(seconds, objective_s, now)
+        self._count("ttft", seconds <= objective_s)
+
+    def gap(self, seconds: float, objective_s: float, now: float) -> None:
+        """Count a time between tokens."""
+        self.recent.tbt.observe(seconds, objective_s, now)
+        self._count("tbt", seconds <= objective_s)
+
+    def _count(self, slo: str, met: bool) -> None:
+        self._kept.labels(slo, str(met).lower()).inc()
+
+
 class Meter:
     """Measures one output. Times in seconds on the caller's clock."""
 
-    def __init__(self, series: Sequence[Series], failures: Counter, arrival: float) -> None:
-        self._series = series
-        self._failures = failures
+    def __init__(
+        self,
+        metrics: "Metrics",
+        arrival: float,
+        promised: RequestObjectives,
+        prompt_tokens: int,
+    ) -> None:
+        self._metrics = metrics
         self._arrival = arrival
+        self._promised = promised
+        self._new_tokens = prompt_tokens
         self._last: float | None = None
 
     def on(self, news: News, now: float) -> None:
         """Take what is about to be delivered."""
         match news:
+            case Admitted(cached_tokens):
+                self._new_tokens = max(0, self._new_tokens - cached_tokens)
             case NewTokens(ids):
                 self._tokens(len(ids), now)
             case Done():
-                for series in self._series:
+                for series in self._metrics.series:
                     self._done(series, news, now)
             case Broken(code):
-                self._failures.labels(code.value).inc()
+                self._metrics.failures.labels(code.value).inc()
 
     def _tokens(self, count: int, now: float) -> None:
-        for series in self._series:
-            series.output.inc(count)
-            if self._last is None:
-                series.ttft.observe(now - self._arrival)
-            else:
-                series.tbt.observe(now - self._last)
+        objectives = self._metrics.objectives
+        first, since = self._last is None, self._arrival if self._last is None else self._last
         self._last = now
+        for series in self._metrics.series:
+            series.output.inc(count)
+            (series.ttft if first else series.tbt).observe(now - since)
+        if first:
+            limit = self._promised.ttft_with(self._new_tokens)
+            objectives.first_token(now - since, limit, now)
+        else:
+            objectives.gap(now - since, self._promised.tbt_s, now)
 
     def _done(self, series: Series, done: Done, now: float) -> None:
         series.e2e.observe(now - self._arrival)
@@ -129,8 +170,9 @@ class Metrics:
         """`model` is the value of the label `model_name`."""
         self._registry = CollectorRegistry()
         prefixes = ["tandem_", "vllm:"] if compat is Compat.VLLM else ["tandem_"]
-        self._series = [Series(prefix, self._registry, model) for prefix in prefixes]
-        self._failures = Counter(
+        self.series = [Series(prefix, self._registry, model) for prefix in prefixes]
+        self.objectives = Objectives(self._registry)
+        self.failures = Counter(
             "tandem_request_failure", "outputs given up", ["code"], registry=self._registry
         )
         self._responses = Counter(
@@ -139,9 +181,9 @@ class Metrics:
         for prefix in prefixes:
             self._add_gauges(prefix, model, links)
 
-    def meter(self, arrival: float) -> Meter:
+    def meter(self, arrival: float, promised: RequestObjectives, prompt_tokens: int) -> Meter:
         """Return the meter of an output whose request came at `arrival`."""
-        return Meter(self._series, self._failures, arrival)
+        return Meter(self, arrival, promised, prompt_tokens)
 
     def response(self, path: str, status: int) -> None:
         """Count an answer. `path` is a route, not what the client wrote."""

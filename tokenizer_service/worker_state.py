@@ -7,6 +7,7 @@ at hand is not ready, however well its connection looks.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.activity import Activity
 from protocol.data_link import Credits, Load, ModelInfo, Status, Welcome
 
 
@@ -37,6 +38,8 @@ class WorkerState:
     max_requests: int = 0
     """The worker's queue takes no more at once, ever."""
     load: Load = field(default_factory=Load)
+    activity: Activity | None = None
+    """What the device did when it last said so; None: it has not since it was greeted."""
     progress_at: float = 0.0
     """When the worker last did something, or had nothing to do."""
 
@@ -50,6 +53,7 @@ class WorkerState:
         self.enter(Phase.READY, now)
         changed = message.boot != self.boot
         self.boot, self.models, self.credits = message.boot, message.models, message.credits
+        self.activity = None
         self.max_prompt_tokens = message.limits.max_queued_tokens
         self.max_requests = message.limits.max_queued_requests
         self.progress_at = now
@@ -61,6 +65,7 @@ class WorkerState:
         if idle or message.load.iterations != self.load.iterations:
             self.progress_at = now
         self.credits, self.load = message.credits, message.load
+        self.activity = message.activity or self.activity
 
     def spend(self, tokens: int) -> None:
         """Count a request that is on its way against the credits, until the next status."""

@@ -25,6 +25,7 @@ STREAMS = ("/v1/chat/completions", "/v1/completions")
 METRICS = "/metrics"
 READS = (
     *("/v1/models", "/v1/models/{model}", "/version", METRICS, "/model_info", "/server_info"),
+    "/activity",
     *("/health", "/health/ready", "/ready", "/health/live", "/live", "/openapi.json"),
 )
 """GET paths."""

@@ -4,10 +4,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.data_link import FailCode, FinishReason, Load, Usage
+from protocol.slo import RequestObjectives
 from tokenizer_service.events import Admitted, Broken, Done, NewTokens
 from tokenizer_service.metrics import LATENCY_S, Compat, Metrics
 
 from .conftest import MakeStack, Stack
+
+PROMISED = RequestObjectives(tbt_s=0.001, ttft_s=0.1, ttft_per_token_s=0.1)
 
 Samples = dict[tuple[str, frozenset[str]], float]
 """(name, values of the labels) → value"""
@@ -23,12 +26,12 @@ def samples(text: bytes) -> Samples:
 
 def measured(compat: Compat) -> Samples:
     metrics = Metrics("m", [], compat)
-    meter = metrics.meter(10.0)
-    meter.on(Admitted(0), 10.1)
+    meter = metrics.meter(10.0, PROMISED, prompt_tokens=7)
+    meter.on(Admitted(3), 10.1)
     meter.on(NewTokens((1,)), 10.5)
     meter.on(NewTokens((2, 3)), 10.502)
     meter.on(Done(FinishReason.STOP, Usage(7, 4, 3)), 11.0)
-    metrics.meter(10.0).on(Broken(FailCode.OVERLOADED, "full"), 10.0)
+    metrics.meter(10.0, PROMISED, 7).on(Broken(FailCode.OVERLOADED, "full"), 10.0)
     return samples(metrics.text())
 
 
@@ -50,6 +53,30 @@ def test_latencies_and_tokens_are_counted_under_each_prefix(prefix: str) -> None
     assert value("request_generation_tokens_sum") == 4
     assert value("request_success_total", "stop") == 1
     assert read["tandem_request_failure_total", frozenset({"overloaded"})] == 1
+
+
+@pytest.mark.parametrize(("per_token_s", "met"), [(0.1, "true"), (0.09, "false")])
+def test_a_first_token_is_measured_against_what_the_prompts_new_tokens_allow(
+    per_token_s: float, met: str
+) -> None:
+    metrics = Metrics("m", [], Compat.NONE)
+    promised = RequestObjectives(tbt_s=0.1, ttft_s=0.1, ttft_per_token_s=per_token_s)
+    meter = metrics.meter(10.0, promised, prompt_tokens=7)
+    meter.on(Admitted(3), 10.1)
+    meter.on(NewTokens((1,)), 10.4999)
+    read = samples(metrics.text())
+    assert read["tandem_slo_attainment_total", frozenset({"ttft", met})] == 1
+    assert metrics.objectives.recent.ttft.summary(10.5).within == (met == "true")
+
+
+def test_gaps_are_counted_by_whether_they_kept_the_objective() -> None:
+    metrics = Metrics("m", [], Compat.NONE)
+    meter = metrics.meter(0.0, RequestObjectives(tbt_s=0.05, ttft_s=9.0, ttft_per_token_s=0), 1)
+    for at in (1.0, 1.04, 1.2, 1.24):
+        meter.on(NewTokens((1,)), at)
+    read = samples(metrics.text())
+    assert read["tandem_slo_attainment_total", frozenset({"tbt", "true"})] == 2
+    assert read["tandem_slo_attainment_total", frozenset({"tbt", "false"})] == 1
 
 
 def test_nobody_elses_names_are_there_unasked() -> None:

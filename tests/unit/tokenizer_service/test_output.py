@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.data_link import FinishReason, TokenLogprobs, Usage
 from protocol.sampling import Sampling
+from protocol.slo import RequestObjectives
 from tokenizer_service.detokenize import Detokenizer
 from tokenizer_service.events import Done, Job, NewTokens
 from tokenizer_service.logprobs import FLOOR, LogprobReader
@@ -17,7 +18,9 @@ from tokenizer_service.token_bytes import TokenBytes
 TABLE = [b"a", b"b", b"\xc3", b"\xa9", b"STOP", b"ST", b"<end>"]
 TOKENS = TokenBytes(table=TABLE, special=frozenset({6}), longest=5)
 DONE = Done(FinishReason.LENGTH, Usage(prompt_tokens=1, output_tokens=1))
-METER = Metrics("m", [], Compat.NONE).meter(0.0)
+METER = Metrics("m", [], Compat.NONE).meter(
+    0.0, RequestObjectives(tbt_s=1.0, ttft_s=1.0, ttft_per_token_s=0.0), 1
+)
 JOB = Job(request="r", model="m", prompt=b"", sampling=Sampling(max_tokens=9, seed=1))
 
 
