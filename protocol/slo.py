@@ -47,9 +47,9 @@ class ObjectiveSettings(Struct, frozen=True, kw_only=True):
     def promised(self, slo: Slo) -> "RequestObjectives":
         """Return the objectives of one request: its own, else the service's."""
         return RequestObjectives(
-            tbt_s=slo.tbt_s or self.tbt_slo_ms / 1e3,
-            ttft_s=slo.ttft_s or self.ttft_slo_ms / 1e3,
-            ttft_per_token_s=0.0 if slo.ttft_s else self.ttft_slo_ms_per_token / 1e3,
+            tbt_s=slo.tbt_s or self.slo_tbt_ms / 1e3,
+            ttft_s=slo.ttft_s or self.slo_ttft_ms / 1e3,
+            ttft_per_token_s=0.0 if slo.ttft_s else self.slo_ttft_ms_per_token / 1e3,
         )
 
 

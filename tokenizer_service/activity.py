@@ -90,9 +90,9 @@ class Recorder:
             units=told.units if told else 0,
             period_s=PERIOD_S,
             objectives=Promises(
-                tbt_ms=objectives.tbt_slo_ms,
-                ttft_ms=objectives.ttft_slo_ms,
-                ttft_ms_per_token=objectives.ttft_slo_ms_per_token,
+                tbt_ms=objectives.slo_tbt_ms,
+                ttft_ms=objectives.slo_ttft_ms,
+                ttft_ms_per_token=objectives.slo_ttft_ms_per_token,
             ),
             decisions=tuple(self.history.decisions),
             samples=tuple(self.history.samples),

@@ -20,7 +20,7 @@ async def tell(stack: Stack) -> None:
 
 
 async def test_once_it_is_the_whole_as_json(make_stack: MakeStack) -> None:
-    stack = await make_stack(tbt_slo_ms=20.0)
+    stack = await make_stack(slo_tbt_ms=20.0)
     await tell(stack)
     response = await stack.client.get("/activity")
     assert response.status == 200
