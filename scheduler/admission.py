@@ -6,10 +6,8 @@ runs: a request admitted into a full pool is paid for by another one's retractio
 """
 
 from protocol.control_link import RequestView
+from scheduler.requests import RESERVED_TOKENS
 from scheduler.view import WorkerView, to_prefill
-
-GROWTH_TOKENS = 128
-"""Output tokens reserved ahead for each running request, or what it has left if that is less."""
 
 
 class Room:
@@ -23,7 +21,7 @@ class Room:
         self._idle = not started and not decoding
         for request in started:
             self._pages -= self._need(request, to_prefill(request))
-        self._pages -= sum(map(self._growth, decoding))
+        self._pages -= view.requests.reserved
 
     def reserve(self, request: RequestView) -> None:
         """Use up what `request`, queued and already promised a start, will take."""
@@ -47,10 +45,4 @@ class Room:
         """Return pages for `tokens` more tokens of the prompt and the reserved growth."""
         left = max(0, request.max_tokens - request.output_tokens)
         page = self._page_sizes.get(request.model, 1)
-        return -(-(tokens + min(left, GROWTH_TOKENS)) // page)
-
-    def _growth(self, request: RequestView) -> int:
-        """Return `_need` of no more tokens, written out for the loop over all rows."""
-        left = request.max_tokens - request.output_tokens
-        tokens = GROWTH_TOKENS if left > GROWTH_TOKENS else left
-        return -(-tokens // self._page_sizes.get(request.model, 1)) if tokens > 0 else 0
+        return -(-(tokens + min(left, RESERVED_TOKENS)) // page)

@@ -255,7 +255,7 @@ class SchedulerCore:
     @property
     def latest(self) -> str:
         """Why the newest plan is as it is, sent or the same as the standing one."""
-        return self._planned.reason if self._planned else ""
+        return self._planned.why if self._planned else ""
 
     def _send(self, plan: PolicyPlan, view: WorkerView, now: float) -> list[Output]:
         if self.standing is not None and _same(plan, self.standing):
@@ -263,7 +263,8 @@ class SchedulerCore:
         assert self.epoch is not None
         self.standing = plan
         self.seq += 1
-        log.debug("plan %d: %s", self.seq, plan.reason)
+        why = plan.why
+        log.debug("plan %d: %s", self.seq, why)
         self.decisions.append(
             Decision(
                 at=now,
@@ -272,7 +273,7 @@ class SchedulerCore:
                 sharing=str(plan.sharing),
                 layers=plan.prefill.layers_per_quantum,
                 batches=len(plan.prefill.batches),
-                reason=plan.reason,
+                reason=why,
             )
         )
         return [
@@ -284,7 +285,7 @@ class SchedulerCore:
                 decode=plan.decode,
                 prefill=plan.prefill,
                 victims=plan.victims,
-                reason=plan.reason[:MAX_REASON],
+                reason=why[:MAX_REASON],
             )
         ]
 

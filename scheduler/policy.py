@@ -4,6 +4,7 @@ A policy knows nothing of epochs, sequence numbers and links: the core adds thos
 when it differs from the standing one, and keeps the standing one when a policy fails.
 """
 
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Protocol
 
 from msgspec import Meta, Struct
@@ -53,8 +54,15 @@ class PolicyPlan(Struct, frozen=True, kw_only=True):
     decode: DecodePlan = DecodePlan()
     prefill: PrefillPlan = PrefillPlan()
     victims: tuple[RequestRef, ...] = ()
-    reason: str = ""
-    """Chosen split, predicted and allowed times; not part of what makes two plans differ."""
+    reason: str | Callable[[], str] = ""
+    """Chosen split, predicted and allowed times; not part of what makes two plans differ. A
+    function is asked only when the plan is sent or explained: most plans say what stands already.
+    """
+
+    @property
+    def why(self) -> str:
+        """The reason, told."""
+        return self.reason if isinstance(self.reason, str) else self.reason()
 
 
 class Policy(Protocol):

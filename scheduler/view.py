@@ -33,6 +33,7 @@ from protocol.control_link import (
 from protocol.data_link import ModelInfo, WorkerLimits
 from protocol.ids import BootId, ModelName, RequestRef
 from scheduler.ordered import Ordered
+from scheduler.requests import Requests
 
 RECENT_WORKS = 256
 """Device works remembered; a policy that plans after every event misses none."""
@@ -66,11 +67,6 @@ def to_prefill(request: RequestView) -> int:
     return max(0, request.prompt_tokens - known)
 
 
-def context_tokens(request: RequestView) -> int:
-    """Return the tokens that one more decode iteration of `request` attends to."""
-    return max(request.computed, request.prompt_tokens)
-
-
 class WorkerView:
     """One worker as its snapshot and the events since describe it."""
 
@@ -98,15 +94,13 @@ class WorkerView:
         self.models: dict[ModelName, ModelInfo] = {model.name: model for model in snapshot.models}
         self.limits: WorkerLimits = snapshot.limits
         self.pool: PoolState = snapshot.pool
-        self.requests: dict[RequestRef, RequestView] = {
-            request.ref: request for request in snapshot.requests
-        }
+        self.requests = Requests({m.name: m.page_size for m in snapshot.models})
+        for request in snapshot.requests:
+            self.requests.put(request)
         states = {state: Ordered(self.requests) for state in set(_GROUPS.values())}
         self._ordered = {state: states[group] for state, group in _GROUPS.items()}
         for group, ordered in states.items():
             ordered.fill(r for r in snapshot.requests if _GROUPS[r.state] is group)
-        self.decode_context = sum(context_tokens(r) for r in self.decoding)
-        """Tokens that one more decode iteration of all rows attends to."""
         self.decode_tbt = {r.ref: r.slo.tbt_s for r in self.decoding if r.slo.tbt_s is not None}
         """Objectives of their own for the time between tokens, of those that decode, seconds."""
         self.batches: tuple[StartedBatch, ...] = tuple(_in_chunk(b) for b in snapshot.batches)
@@ -149,6 +143,11 @@ class WorkerView:
     # --- what policies ask ---
 
     @property
+    def decode_context(self) -> int:
+        """Tokens that one more decode iteration of all rows attends to."""
+        return self.requests.context
+
+    @property
     def queued(self) -> Ordered:
         """Requests of which nothing is computed, oldest first."""
         return self._ordered[RequestState.QUEUED]
@@ -173,23 +172,21 @@ class WorkerView:
             self._no_row(old)
             if self._ordered[old.state] is not place:
                 self._ordered[old.state].discard(old)
-        if request.state is RequestState.DECODING:
-            self.decode_context += context_tokens(request)
-            if request.slo.tbt_s is not None:
-                self.decode_tbt[request.ref] = request.slo.tbt_s
-        self.requests[request.ref] = request
+        if request.state is RequestState.DECODING and request.slo.tbt_s is not None:
+            self.decode_tbt[request.ref] = request.slo.tbt_s
+        self.requests.put(request)
         place.add(request)
 
     def _remove(self, ref: RequestRef) -> None:
-        if (request := self.requests.pop(ref, None)) is None:
+        if (request := self.requests.get(ref)) is None:
             return
         self._no_row(request)
         self._ordered[request.state].discard(request)
+        self.requests.pop(ref)
 
     def _no_row(self, request: RequestView) -> None:
         """`request` does not decode any more, if it did."""
         if request.state is RequestState.DECODING:
-            self.decode_context -= context_tokens(request)
             self.decode_tbt.pop(request.ref, None)
 
     def _started(self, event: PrefillStarted) -> None:
@@ -209,7 +206,7 @@ class WorkerView:
         for ref in event.batch:
             if request := self.requests.get(ref):
                 self._set(replace(request, state=state))
-        self._count(event.progress)
+        self.requests.count(event.progress)
         self._note(event.event, event.work)
         members = set(event.batch)
         done = event.layers_done
@@ -219,34 +216,15 @@ class WorkerView:
         )
 
     def _prefilled(self, progress: tuple[Progress, ...]) -> None:
-        self._count(progress)
+        self.requests.count(progress)
         for item in progress:
             self._unbatch(item.ref)
             if request := self.requests.get(item.ref):
                 self._set(replace(request, state=RequestState.DECODING))
 
     def _stepped(self, event: StepDone) -> None:
-        self._count(event.progress)
+        self.requests.count(event.progress)
         self._note(event.event, event.work)
-
-    def _count(self, progress: tuple[Progress, ...]) -> None:
-        """Note how far requests are. The one loop over all rows at every iteration, so written out:
-        what is added to the context is the growth of `context_tokens`.
-        """
-        requests, decoding, grown = self.requests, RequestState.DECODING, 0
-        for item in progress:
-            request = requests.get(item.ref)
-            if request is None:
-                continue
-            computed = item.computed
-            if request.state is decoding:
-                least, before = request.prompt_tokens, request.computed
-                after = computed if computed > least else least
-                grown += after - (before if before > least else least)
-            requests[request.ref] = replace(
-                request, computed=computed, output_tokens=item.output_tokens
-            )
-        self.decode_context += grown
 
     def _note(self, number: int, work: DeviceWork) -> None:
         self.recent.append((number, work))

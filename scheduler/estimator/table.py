@@ -67,8 +67,11 @@ class SplitTable:
         """Seconds per new token and layer by partition."""
         self._works = Works()
         self._units = _Units()
-        self._fresh: tuple[float, dict[tuple[int, int], Cell]] | None = None
-        """Decode cells that are not too old, and when that was."""
+        self._asked: tuple[float, int] | None = None
+        """When decode times were asked for last, and for how many rows."""
+        self._near: list[tuple[int, float, float]] = []
+        """What cells say to that: their units, how far their rows are off, their unit-seconds."""
+        self._answers: dict[int, float] = {}
 
     def learn(self, view: WorkerView, now: float) -> None:
         """Take the device works that `view` has noted since the last call."""
@@ -78,7 +81,7 @@ class SplitTable:
             self.prefill.clear()
         for work in works:
             self._take(work, now)
-        self._fresh = None
+        self._asked = None
 
     def _take(self, work: DeviceWork, now: float) -> None:
         if work.lane is Lane.PREFILL and work.new_tokens and work.layers:
@@ -95,24 +98,39 @@ class SplitTable:
         Such a guess errs towards the slow side for fewer units, and is replaced by a measurement
         once it is tried.
         """
-        units = self._units.of(view, Lane.DECODE)
-        own = units.get(partition, view.units)
-        rows = max(1, load.rows)
-        if self._fresh is None or self._fresh[0] != now:
-            cells = self.decode.items()
-            self._fresh = (now, {key: c for key, c in cells if now - c.at <= FORGET_S})
-        fresh = self._fresh[1]
-        if not fresh:
-            return SEED_DECODE.get(view.unit, 1.0) / own
+        asked = (now, max(1, load.rows))
+        if self._asked != asked:
+            self._asked, self._answers = asked, {}
+            self._near = self._cells(self._units.of(view, Lane.DECODE), view.units, *asked)
+        if partition not in self._answers:
+            own = self._units.of(view, Lane.DECODE).get(partition, view.units)
+            self._answers[partition] = self._nearest(own, SEED_DECODE.get(view.unit, 1.0)) / own
+        return self._answers[partition]
 
-        def stretch(key: tuple[int, int]) -> float:
-            return _apart(units.get(key[0], view.units), own) * _growth(fresh[key].rows, rows)
+    def _cells(
+        self, units: dict[int, int], all_units: int, now: float, rows: int
+    ) -> list[tuple[int, float, float]]:
+        """Return what the cells that are not too old say of an iteration of `rows` rows."""
+        found = []
+        for (partition, _), cell in self.decode.items():
+            if now - cell.at > FORGET_S:
+                continue
+            size, growth = units.get(partition, all_units), _growth(cell.rows, rows)
+            seconds = cell.mean * growth if cell.rows < rows else cell.mean
+            found.append((size, growth, seconds * size))
+        return found
 
-        near = min(fresh, key=stretch)
-        scale = units.get(near[0], view.units) / own
-        if fresh[near].rows < rows:
-            scale *= _growth(fresh[near].rows, rows)
-        return fresh[near].mean * scale
+    def _nearest(self, own: int, seed: float) -> float:
+        """Return the unit-seconds of the cell that is least far from `own` units; else `seed`.
+
+        Written out: asked for every split at every decision.
+        """
+        least, answer = float("inf"), seed
+        for size, growth, unit_seconds in self._near:
+            stretch = growth * (size / own if size > own else own / size)
+            if stretch < least:
+                least, answer = stretch, unit_seconds
+        return answer
 
     def worst_decode_s(
         self, view: WorkerView, partition: int, load: DecodeLoad, beside: PrefillLoad, now: float

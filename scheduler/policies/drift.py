@@ -6,6 +6,7 @@ MuxWise: no guard, no hysteresis, few partition groups, an objective for the fir
 with the new tokens.
 """
 
+from collections.abc import Callable
 from itertools import combinations
 from typing import Annotated, ClassVar, Literal
 
@@ -97,8 +98,16 @@ class Drift:
             alone=WHOLE,
             decode=DecodePlan(depth=self._options.depth),
             prefill=PrefillPlan(batches, layers_per_quantum=blocks),
-            reason=f"drift: {load.rows} rows; {explain(choice, self._groups, view.unit)}; "
-            f"{blocks or 'all'} blocks at a time, {len(batches)} batches{preempts}",
+            reason=self._reason(load.rows, choice, view.unit, blocks, len(batches), preempts),
+        )
+
+    def _reason(
+        self, rows: int, choice: Choice | None, unit: str, blocks: int, batches: int, preempts: str
+    ) -> Callable[[], str]:
+        groups = self._groups
+        return lambda: (
+            f"drift: {rows} rows; {explain(choice, groups, unit)}; "
+            f"{blocks or 'all'} blocks at a time, {batches} batches{preempts}"
         )
 
     def _generate_pb(self, outlook: Outlook) -> str:

@@ -5,6 +5,7 @@ layers, as many as fill one decode iteration. A phase that is alone has the whol
 prompts may overtake a long one that can spare the time.
 """
 
+from collections.abc import Callable
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -85,8 +86,7 @@ class MuxWise:
             alone=WHOLE,
             decode=DecodePlan(depth=self._options.depth),
             prefill=PrefillPlan(batches, layers_per_quantum=layers),
-            reason=f"muxwise: {load.rows} rows; {explain(choice, view.splits, view.unit)}; "
-            f"{layers or 'all'} layers a quantum, {len(batches)} batches{preempts}",
+            reason=_reason(load.rows, choice, view, layers, len(batches), preempts),
         )
 
     def _choose(self, view: WorkerView, load: DecodeLoad, now: float) -> Choice | None:
@@ -117,3 +117,13 @@ class MuxWise:
             return ""
         self._book.overtake(urgent)
         return f"; {len(urgent)} short prompts overtake"
+
+
+def _reason(
+    rows: int, choice: Choice | None, view: WorkerView, layers: int, batches: int, preempts: str
+) -> Callable[[], str]:
+    splits, unit = view.splits, view.unit
+    return lambda: (
+        f"muxwise: {rows} rows; {explain(choice, splits, unit)}; "
+        f"{layers or 'all'} layers a quantum, {batches} batches{preempts}"
+    )

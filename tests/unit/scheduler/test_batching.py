@@ -13,8 +13,9 @@ from protocol.control_link import (
     RequestState,
     StartedBatch,
 )
-from scheduler.admission import GROWTH_TOKENS, Room
+from scheduler.admission import Room
 from scheduler.batching import BatchBook, tokens_of
+from scheduler.requests import RESERVED_TOKENS
 from tests.unit.scheduler.world import LAYERS, PAGE, decoding, queued, request, view
 
 
@@ -33,7 +34,7 @@ def test_a_request_fits_while_its_prompt_and_growth_fit():
 
 
 def test_growth_is_reserved_for_whoever_runs():
-    growth = GROWTH_TOKENS // PAGE
+    growth = RESERVED_TOKENS // PAGE
     new = request("n", prompt=16, max_tokens=1)
     running = decoding(4, max_tokens=10_000)
     assert not Room(view(*running, pages=4 * growth + 1)).take(new)

@@ -145,7 +145,7 @@ def test_muxwise_gives_decode_the_smallest_part_that_keeps_the_objective(
 
 def test_muxwise_says_what_it_chose_predicted_and_allowed():
     mirror = measured(view(*decoding(64), *queued(3)), MEASURED, 64)
-    reason = muxwise(guard=1.1).plan(mirror, 0.0).reason
+    reason = muxwise(guard=1.1).plan(mirror, 0.0).why
     assert "decode 16, prefill 116 SMs" in reason
     assert "predicted 45.1 ms" in reason
     assert "allowed 50.0 ms" in reason
@@ -185,7 +185,7 @@ def test_muxwise_holds_a_new_split_for_a_while_before_it_shrinks():
 
 def test_muxwise_names_what_it_did_not_choose_and_why():
     mirror = measured(view(*decoding(64), *queued(3)), MEASURED, 64)
-    reason = muxwise(tbt_s=0.02, guard=1.0).plan(mirror, 0.0).reason
+    reason = muxwise(tbt_s=0.02, guard=1.0).plan(mirror, 0.0).why
     assert "rejected for decode: 16 (41.0 ms: too slow), 32 (23.6 ms: too slow)" in reason
     assert "64 (13.9 ms: leaves less to prefill)" in reason
 

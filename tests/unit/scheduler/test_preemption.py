@@ -64,7 +64,7 @@ def short(name="short", prompt=200, arrival=1.0, **more):
 def test_a_short_prompt_overtakes_a_long_one_that_can_spare_the_time(make):
     plan = make().plan(world(short()), 1.0)
     assert names(plan) == [["short"], ["long"]]
-    assert "overtake" in plan.reason or "preempts" in plan.reason
+    assert "overtake" in plan.why or "preempts" in plan.why
 
 
 @pytest.mark.parametrize(("make", "late"), [(muxwise, 9.9), (drift, 29.9)])

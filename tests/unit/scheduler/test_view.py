@@ -21,7 +21,8 @@ from protocol.control_link import (
 )
 from protocol.ids import RequestRef
 from scheduler.ordered import age_order
-from scheduler.view import RECENT_WORKS, Fold, WorkerView, context_tokens, to_prefill
+from scheduler.requests import context_tokens
+from scheduler.view import RECENT_WORKS, Fold, WorkerView, to_prefill
 from tests.unit.scheduler.world import (
     H200,
     LAYERS,
