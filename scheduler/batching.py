@@ -27,6 +27,10 @@ class BatchBook:
         self._ahead = ahead
         self._urgent: frozenset[RequestRef] = frozenset()
         """Members of the batch that overtook."""
+        self._told: tuple[PrefillBatch, ...] | None = None
+        """`batches` as a plan names them, once asked for."""
+        self._seen: tuple[str, int] | None = None
+        """The view's boot and changes that `batches` take account of."""
 
     def update(self, view: WorkerView) -> tuple[PrefillBatch, ...]:
         """Drop what is done, adopt what the worker has started, form new batches up to `ahead`.
@@ -34,7 +38,10 @@ class BatchBook:
         A new batch takes the oldest requests up to the token cap (at least one, of one model) and
         as many as there is room for; nobody overtakes.
         """
-        self.batches = self._current(view)
+        seen = (view.boot, view.changes)
+        if seen != self._seen:
+            self._seen, self._told = seen, None
+            self.batches = self._current(view)
         if len(self.batches) < self._ahead:
             room = self._room(view)
             while len(self.batches) < self._ahead:
@@ -42,11 +49,16 @@ class BatchBook:
                 if not batch:
                     break
                 self.batches.append(batch)
+                self._told = None
         return self.listed()
 
     def listed(self) -> tuple[PrefillBatch, ...]:
         """Return the batches as a plan names them."""
-        return tuple(PrefillBatch(tuple(map(PrefillItem, batch))) for batch in self.batches)
+        if self._told is None:
+            self._told = tuple(
+                PrefillBatch(tuple(map(PrefillItem, batch))) for batch in self.batches
+            )
+        return self._told
 
     def head(self, view: WorkerView) -> PrefillLoad:
         """Return what runs in the prefill lane, or is next."""
@@ -57,6 +69,7 @@ class BatchBook:
     def overtake(self, batch: Members) -> None:
         """Put `batch`, a listed one that has not started or a new one, before all others."""
         self.batches = [batch, *(each for each in self.batches if each != batch)]
+        self._told = None
         self._urgent = frozenset(batch)
 
     def may_overtake(self, view: WorkerView) -> bool:

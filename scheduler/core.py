@@ -222,7 +222,8 @@ class SchedulerCore:
         if self.view is None or self.stage not in (Stage.OBSERVING, Stage.ACTING):
             return []
         try:
-            if (new := self._policy.plan(self.view, now)) is not None:
+            new = self._policy.plan(self.view, now)
+            if new is not None and not (self.standing and _same(new, self.standing)):
                 check(new, self.view)
             plan = new or self._planned
             if plan is None:

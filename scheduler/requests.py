@@ -27,7 +27,7 @@ def context_tokens(request: RequestView) -> int:
 class _Entry:
     """One request. Plain and mutable: touched for every row at every iteration."""
 
-    __slots__ = ("context", "max_tokens", "news", "page", "request", "reserved")
+    __slots__ = ("context", "ends_from", "max_tokens", "news", "page", "request", "reserved")
 
     def __init__(self, request: RequestView, page: int) -> None:
         decodes = request.state is RequestState.DECODING
@@ -35,6 +35,8 @@ class _Entry:
         self.news: Progress | None = None
         """What is not in `request` yet."""
         self.max_tokens, self.page = request.max_tokens, page
+        self.ends_from = request.max_tokens - RESERVED_TOKENS
+        """Output tokens from which on less is reserved."""
         self.context = context_tokens(request) if decodes else ELSEWHERE
         self.reserved = self.pages(request.output_tokens) if decodes else 0
 
@@ -74,20 +76,20 @@ class Requests(Mapping[RequestRef, RequestView]):
         """Note how far requests are; of one that has gone, nothing. Written out: the one loop over
         all rows at every iteration.
         """
-        entries, grown, reserved = self._entries, 0, 0
+        find, grown, reserved = self._entries.get, 0, 0
         for item in progress:
-            entry = entries.get(item.ref)
+            entry = find(item.ref)
             if entry is None:
                 continue
             entry.news = item
             before = entry.context
-            if before == ELSEWHERE:
+            if before < 0:  # elsewhere
                 continue
             computed = item.computed
             if computed > before:
                 grown += computed - before
                 entry.context = computed
-            if entry.max_tokens - item.output_tokens < RESERVED_TOKENS:
+            if item.output_tokens > entry.ends_from:
                 pages = entry.pages(item.output_tokens)
                 reserved += pages - entry.reserved
                 entry.reserved = pages

@@ -62,9 +62,10 @@ class Fold(Enum):
 def to_prefill(request: RequestView) -> int:
     """Return the tokens that a prefill must still compute (an estimate while queued)."""
     known = request.computed
-    if request.state is RequestState.QUEUED:
-        known = max(known, request.cached)
-    return max(0, request.prompt_tokens - known)
+    if known < request.cached and request.state is RequestState.QUEUED:
+        known = request.cached
+    left = request.prompt_tokens - known
+    return left if left > 0 else 0
 
 
 class WorkerView:
@@ -76,6 +77,9 @@ class WorkerView:
         self.last_work: dict[tuple[Lane, int], DeviceWork] = {}
         """The newest device work by lane and partition."""
         self.boot: BootId = ""
+        self.changes = 0
+        """Rises with all that is more than progress: arrivals, states, batches, another snapshot.
+        What was planned from them need not be planned anew while it stays."""
         self.restore(snapshot)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -83,6 +87,7 @@ class WorkerView:
         if snapshot.boot != self.boot:
             self.recent.clear()
             self.last_work.clear()
+        self.changes += 1
         self.boot = snapshot.boot
         self.event = snapshot.event
         self.unit = snapshot.unit
@@ -166,6 +171,7 @@ class WorkerView:
 
     def _set(self, request: RequestView) -> None:
         """Take a request as it is now, known or new."""
+        self.changes += 1
         old = self.requests.get(request.ref)
         place = self._ordered[request.state]
         if old is not None:
@@ -180,6 +186,7 @@ class WorkerView:
     def _remove(self, ref: RequestRef) -> None:
         if (request := self.requests.get(ref)) is None:
             return
+        self.changes += 1
         self._no_row(request)
         self._ordered[request.state].discard(request)
         self.requests.pop(ref)
@@ -204,7 +211,8 @@ class WorkerView:
     def _quantum(self, event: QuantumDone) -> None:
         state = RequestState.SUSPENDED if event.suspended else RequestState.PREFILLING
         for ref in event.batch:
-            if request := self.requests.get(ref):
+            request = self.requests.get(ref)
+            if request is not None and request.state is not state:
                 self._set(replace(request, state=state))
         self.requests.count(event.progress)
         self._note(event.event, event.work)

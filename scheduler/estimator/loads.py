@@ -56,8 +56,16 @@ class PrefillLoad(NamedTuple):
     @classmethod
     def of_requests(cls, requests: Iterable[RequestView]) -> "PrefillLoad":
         """Return what is left to compute of `requests`, each at least one token."""
-        left = ((max(1, to_prefill(r)), r.prompt_tokens) for r in requests)
-        return cls.of_prompts((new, max(0, prompt - new)) for new, prompt in left)
+        new = squared = times_reused = reused = 0
+        for request in requests:  # written out: asked for many prompts at a decision
+            n = to_prefill(request) or 1
+            r = request.prompt_tokens - n
+            new += n
+            squared += n * n
+            if r > 0:
+                times_reused += n * r
+                reused += r
+        return cls(new, squared, times_reused, reused)
 
 
 NOTHING = PrefillLoad(0, 0, 0, 0)

@@ -69,9 +69,10 @@ class SplitTable:
         self._units = _Units()
         self._asked: tuple[float, int] | None = None
         """When decode times were asked for last, and for how many rows."""
-        self._near: list[tuple[int, float, float]] = []
-        """What cells say to that: their units, how far their rows are off, their unit-seconds."""
+        self._rates: tuple[float, list[tuple[int, float]]] | None = None
+        """Prefill cells that are not too old, and when that was."""
         self._answers: dict[int, float] = {}
+        """By partition, WHOLE among them."""
 
     def learn(self, view: WorkerView, now: float) -> None:
         """Take the device works that `view` has noted since the last call."""
@@ -81,7 +82,7 @@ class SplitTable:
             self.prefill.clear()
         for work in works:
             self._take(work, now)
-        self._asked = None
+        self._asked = self._rates = None
 
     def _take(self, work: DeviceWork, now: float) -> None:
         if work.lane is Lane.PREFILL and work.new_tokens and work.layers:
@@ -98,19 +99,25 @@ class SplitTable:
         Such a guess errs towards the slow side for fewer units, and is replaced by a measurement
         once it is tried.
         """
-        asked = (now, max(1, load.rows))
+        asked = (now, load.rows)
         if self._asked != asked:
-            self._asked, self._answers = asked, {}
-            self._near = self._cells(self._units.of(view, Lane.DECODE), view.units, *asked)
-        if partition not in self._answers:
-            own = self._units.of(view, Lane.DECODE).get(partition, view.units)
-            self._answers[partition] = self._nearest(own, SEED_DECODE.get(view.unit, 1.0)) / own
-        return self._answers[partition]
+            self._asked, self._answers = asked, self._answer(view, now, max(1, load.rows))
+        answer = self._answers.get(partition)
+        return self._answers[WHOLE] if answer is None else answer
+
+    def _answer(self, view: WorkerView, now: float, rows: int) -> dict[int, float]:
+        """Return seconds of an iteration of `rows` rows by partition."""
+        units = self._units.of(view, Lane.DECODE)
+        cells = self._cells(units, view.units, now, rows)
+        seed = SEED_DECODE.get(view.unit, 1.0)
+        return {partition: _nearest(cells, own, seed) / own for partition, own in units.items()}
 
     def _cells(
         self, units: dict[int, int], all_units: int, now: float, rows: int
     ) -> list[tuple[int, float, float]]:
-        """Return what the cells that are not too old say of an iteration of `rows` rows."""
+        """Return what the cells that are not too old say of an iteration of `rows` rows: their
+        units, how far their rows are off, their unit-seconds.
+        """
         found = []
         for (partition, _), cell in self.decode.items():
             if now - cell.at > FORGET_S:
@@ -119,18 +126,6 @@ class SplitTable:
             seconds = cell.mean * growth if cell.rows < rows else cell.mean
             found.append((size, growth, seconds * size))
         return found
-
-    def _nearest(self, own: int, seed: float) -> float:
-        """Return the unit-seconds of the cell that is least far from `own` units; else `seed`.
-
-        Written out: asked for every split at every decision.
-        """
-        least, answer = float("inf"), seed
-        for size, growth, unit_seconds in self._near:
-            stretch = growth * (size / own if size > own else own / size)
-            if stretch < least:
-                least, answer = stretch, unit_seconds
-        return answer
 
     def worst_decode_s(
         self, view: WorkerView, partition: int, load: DecodeLoad, beside: PrefillLoad, now: float
@@ -142,16 +137,23 @@ class SplitTable:
         self, view: WorkerView, partition: int, load: PrefillLoad, layers: int, now: float
     ) -> float:
         """Return seconds that `load` takes through `layers` layers on `partition`."""
-        tokens = load.new
-        units = self._units.of(view, Lane.PREFILL)
-        own = units.get(partition, view.units)
-        fresh = {key: cell for key, cell in self.prefill.items() if now - cell.at <= FORGET_S}
-        if fresh:
-            near = min(fresh, key=lambda key: _apart(units.get(key, view.units), own))
-            return fresh[near].mean * tokens * layers * units.get(near, view.units) / own
+        if self._rates is None or self._rates[0] != now:
+            self._rates = (now, self._unit_rates(view, now))
+        own = self._units.of(view, Lane.PREFILL).get(partition, view.units)
+        rates = self._rates[1]
+        if rates:
+            _, rate = min((_apart(size, own), rate) for size, rate in rates)
+            return rate / own * load.new * layers
         total = max((model.num_layers for model in view.models.values()), default=1)
         seed = SEED_PREFILL.get(view.unit, 1.0) / own
-        return seed * tokens * layers / max(1, total)
+        return seed * load.new * layers / max(1, total)
+
+    def _unit_rates(self, view: WorkerView, now: float) -> list[tuple[int, float]]:
+        """Return (units, unit-seconds of a token and layer) of the cells that are not too old."""
+        units = self._units.of(view, Lane.PREFILL)
+        fresh = [(units.get(k, view.units), c) for k, c in self.prefill.items()
+                 if now - c.at <= FORGET_S]  # fmt: skip
+        return [(size, cell.mean * size) for size, cell in fresh]
 
 
 def _add(cells: dict[K, Cell], key: K, value: float, rows: float, now: float) -> None:
@@ -169,6 +171,16 @@ def _apart(a: float, b: float) -> float:
 def _growth(a: float, b: float) -> float:
     """How an iteration's time grows between batch sizes, when half of it grows with the rows."""
     return (1 + _apart(a, b)) / 2
+
+
+def _nearest(cells: list[tuple[int, float, float]], own: int, seed: float) -> float:
+    """Return the unit-seconds of the cell that is least far from `own` units; else `seed`."""
+    least, answer = float("inf"), seed
+    for size, growth, unit_seconds in cells:
+        stretch = growth * (size / own if size > own else own / size)
+        if stretch < least:
+            least, answer = stretch, unit_seconds
+    return answer
 
 
 class _Units:

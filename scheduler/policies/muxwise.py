@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from protocol.control_link import WHOLE, DecodePlan, PrefillPlan
 from scheduler.batching import BatchBook
 from scheduler.estimator.base import Estimator
-from scheduler.estimator.loads import DecodeLoad
+from scheduler.estimator.loads import DecodeLoad, PrefillLoad
 from scheduler.estimator.table import SplitTable
 from scheduler.outlook import Outlook
 from scheduler.policy import Objectives, PolicyPlan
@@ -74,12 +74,15 @@ class MuxWise:
         self._estimator.learn(view, now)
         self._book.update(view)
         load = DecodeLoad(len(view.decoding), view.decode_context)
-        choice = self._choose(view, load, now)
+        head = self._book.head(view)
+        choice = self._choose(view, load, head, now)
         where = choice.split.index if choice and load.rows else WHOLE
         outlook = Outlook(view, self._estimator, self._objectives, where, now)
         preempts = self._preempt(outlook)
         alone_s = self._objectives.tbt_of(view)
-        layers = self._quanta.layers(outlook, self._book.head(view), load, alone_s)
+        if preempts:
+            head = self._book.head(view)
+        layers = self._quanta.layers(outlook, head, load, alone_s)
         batches = self._book.listed()
         return PolicyPlan(
             sharing=sharing(choice),
@@ -89,23 +92,26 @@ class MuxWise:
             reason=_reason(load.rows, choice, view, layers, len(batches), preempts),
         )
 
-    def _choose(self, view: WorkerView, load: DecodeLoad, now: float) -> Choice | None:
+    def _choose(
+        self, view: WorkerView, load: DecodeLoad, head: PrefillLoad, now: float
+    ) -> Choice | None:
         """Return the split; None where the device has none."""
         if not view.splits:
             return None
-        worst = self._worst(view, load, now)
+        worst = self._worst(view, load, head, now)
         return self._splitter.choose(view.splits, worst, self._objectives.tbt_of(view), now)
 
-    def _worst(self, view: WorkerView, load: DecodeLoad, now: float) -> dict[int, float]:
+    def _worst(
+        self, view: WorkerView, load: DecodeLoad, head: PrefillLoad, now: float
+    ) -> dict[int, float]:
         """Return the worst-case time of an iteration on each split (section 3.3.2)."""
         estimator, guard = self._estimator, self._options.guard
         if guard:
             return {
                 p.index: guard * estimator.decode_s(view, p.index, load, now) for p in view.splits
             }
-        beside = self._book.head(view)
         return {
-            p.index: estimator.worst_decode_s(view, p.index, load, beside, now) for p in view.splits
+            p.index: estimator.worst_decode_s(view, p.index, load, head, now) for p in view.splits
         }
 
     def _preempt(self, outlook: Outlook) -> str:
