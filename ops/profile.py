@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ops.machine import cpu_name
 from ops.profiling.launches import Driver, LaunchFailed
 from ops.profiling.session import Session, Step, fitted
 from protocol import settings
@@ -224,10 +225,7 @@ def device_name(info: DeviceInfo) -> str:
         from ops import gpu_probe
 
         return gpu_probe.probe()[0].name
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    return cpu_name()
 
 
 def versions() -> dict[str, str]:

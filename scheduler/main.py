@@ -4,6 +4,7 @@ Everything that is decided is decided in `scheduler.core`; a test drives `Shell`
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -111,6 +112,8 @@ class Shell:
                 self._endpoint.send(message, now)
         if self._core.ready and not self._told:
             self._told = True
+            gc.collect()
+            gc.freeze()  # a full collection of what stays would take milliseconds of a decision
             if self._window is not None and not self._core.config.observe_only:
                 self._window.publish()
             epoch = self._core.epoch.n if self._core.epoch else 0
