@@ -32,7 +32,7 @@ help:
 	@echo 'make test          tests that need no GPU and no other process (a few minutes)'
 	@echo 'make check         format, lint, types, import rules'
 	@echo 'make simulate      lives of the whole system with faults, by seed: SEEDS=100000 takes long'
-	@echo 'make test-process  tests with real processes, signals and a real model (minutes)'
+	@echo 'make test-process  tests with real processes, signals, a real model and Chromium (minutes)'
 	@echo 'make test-gpu      tests that need an NVIDIA GPU'
 	@echo 'make bench-demo    serve the embedded model, load it for a minute, write a report page'
 	@echo 'make bench-cpu     measure the two lanes on the CPU of this machine'
@@ -54,6 +54,10 @@ $(VENV)/.runs: $(VENV)/.made pyproject.toml Makefile
 
 $(VENV)/.tests: $(VENV)/.runs
 	@$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS),dev]'
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.tests
+	@$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS),dev,browser]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.runs
@@ -87,7 +91,7 @@ check: $(VENV)/.tests
 	$(BIN)/lint-imports
 
 .PHONY: test-process
-test-process: $(VENV)/.tests
+test-process: $(VENV)/.browser
 	$(BIN)/python -m pytest -m process tests/process $(ARGS)
 
 .PHONY: test-gpu

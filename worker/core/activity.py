@@ -14,7 +14,7 @@ from worker.executors.base import Completion, DeviceInfo, PrefillQuantum
 class _Lane:
     launches: int = 0
     busy_s: float = 0.0
-    tokens: int = 0
+    tokens: float = 0.0
 
 
 class ActivityMeter:
@@ -36,8 +36,7 @@ class ActivityMeter:
         self._lanes[Lane.DECODE].tokens += len(completion.tokens)
         if completion.lane is Lane.DECODE:
             self._both_s += min(max(0.0, completion.overlap_s), seconds)
-        if completion.lane is Lane.DECODE or flight.ends_chunk:
-            self._lanes[Lane.PREFILL].tokens += flight.sizes.new_tokens
+        self._lanes[Lane.PREFILL].tokens += _prefilled(flight)
 
     def tell(self, order: Order, plan: Plan | None, retractions: int) -> Activity:
         """Return what is so now, under `order`, which follows `plan`."""
@@ -57,7 +56,7 @@ class ActivityMeter:
             units=self._units_of(flights[-1]) if flights else 0,
             launches=done.launches,
             busy_s=done.busy_s,
-            tokens=done.tokens,
+            tokens=round(done.tokens),
         )
 
     def _units_of(self, flight: Flight) -> int:
@@ -84,3 +83,9 @@ class ActivityMeter:
             autopilot=order.autopilot,
             reason=plan.reason[:MAX_REASON_CHARS] if plan else "",
         )
+
+
+def _prefilled(flight: Flight) -> float:
+    """Return the prompt tokens that a launch computed; some of the layers count as their share."""
+    chunk, sizes = flight.chunk, flight.sizes
+    return sizes.new_tokens * (sizes.layers / chunk.model.num_layers if chunk else 1.0)
