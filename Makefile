@@ -57,7 +57,7 @@ $(VENV)/.tests: $(VENV)/.runs
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.tests
-	@$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS),dev,browser]'
+	@$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[$(EXTRAS),dev,browser,router]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.runs

@@ -8,6 +8,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from protocol import PROTOCOL_VERSION
+from tokenizer_service.gateway import Gateway
 from tokenizer_service.http import GATEWAY, answer
 from tokenizer_service.openai import models, openapi
 from tokenizer_service.openai.errors import RETRY_AFTER_S
@@ -77,12 +78,24 @@ async def _model_info(http: web.Request) -> web.Response:
     known = gateway.router.known_model()
     return answer(
         {
+            **_identity(gateway),
             "served_model_names": list(gateway.router.served),
             "model": msgspec.to_builtins(known) if known else None,
             "has_chat_template": gateway.assets.template is not None,
             "default_sampling": msgspec.to_builtins(gateway.assets.defaults),
         }
     )
+
+
+def _identity(gateway: Gateway) -> dict[str, str | bool]:
+    """Return what routers ask a server for, by the names that they look for."""
+    name = gateway.router.served[0]
+    return {
+        "model_path": name,
+        "tokenizer_path": name,
+        "served_model_name": name,
+        "is_generation": True,
+    }
 
 
 async def _server_info(http: web.Request) -> web.Response:
@@ -100,6 +113,7 @@ async def _server_info(http: web.Request) -> web.Response:
     ]
     return answer(
         {
+            **_identity(gateway),
             "version": package_version(),
             "protocol": PROTOCOL_VERSION,
             "started": http.app[STARTED],
