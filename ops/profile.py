@@ -9,10 +9,8 @@ import os
 import platform
 import select
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,11 +26,11 @@ from ops.profiling.launches import Driver, LaunchFailed
 from ops.profiling.session import Session, Step, fitted
 from protocol import settings
 from protocol.lifecycle import EXIT_CONFIG
-from protocol.model_files import ModelFiles, ModelNotFound, resolve
+from protocol.model_files import LoadFormat, ModelNotFound, resolve
 from scheduler.estimator.profile import Hardware, Profile, ProfileError, Shape, load, save
 from worker.executors import factory
 from worker.executors.base import DeviceInfo, Executor
-from worker.settings import Device, DType, LoadFormat, WorkerSettings
+from worker.settings import Device, DType, WorkerSettings
 
 SAVE_EVERY_S = 20.0
 PACKAGES = ("tandem-serve", "torch", "flashinfer-python", "cuda-python", "numpy")
@@ -40,7 +38,6 @@ POLL_S = 2e-5
 WAIT_MS = 50
 TOLD_EVERY = 25
 """Cells between two lines where no bar can be shown."""
-SHAPES = Path(factory.__file__).resolve().parents[1] / "models" / "configs"
 
 
 class ProfileSettings(Struct, frozen=True, kw_only=True):
@@ -140,11 +137,7 @@ def measure(chosen: ProfileSettings, path: Path, began: float) -> Profile:
 
 def start(chosen: ProfileSettings) -> Executor:
     """Load the model and start its lanes. Raises DeviceUnavailable, ModelNotFound, ValueError."""
-    with model_files(chosen) as files:
-        return _start(chosen, files)
-
-
-def _start(chosen: ProfileSettings, files: ModelFiles) -> Executor:
+    files = resolve(chosen.model)
     shared = [name for name in chosen.__struct_fields__ if name in WorkerSettings.__struct_fields__]
     values = {name: getattr(chosen, name) for name in shared}
     worker = WorkerSettings(run_dir="", **values)
@@ -166,23 +159,6 @@ def _start(chosen: ProfileSettings, files: ModelFiles) -> Executor:
     executor = start_from_settings(worker, files.name, files, tell, splits)
     executor.pool.fill()
     return executor
-
-
-@contextmanager
-def model_files(chosen: ProfileSettings) -> Iterator[ModelFiles]:
-    """Yield the model's files; of a shape by name, a folder that has its config.json alone.
-
-    Raises ModelNotFound.
-    """
-    shape = SHAPES / f"{chosen.model}.json"
-    if chosen.load_format is not LoadFormat.DUMMY or not shape.is_file():
-        yield resolve(chosen.model)
-        return
-    with tempfile.TemporaryDirectory(prefix="tandem-shape-") as folder:
-        model = Path(folder) / chosen.model
-        model.mkdir()
-        (model / "config.json").write_bytes(shape.read_bytes())
-        yield resolve(str(model))
 
 
 def waiting(executor: Executor) -> Callable[[], None]:

@@ -5,6 +5,7 @@ reference here; nothing is downloaded and nothing but the standard library is im
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,16 @@ DEMO_NAME = "SmolLM2-135M-Instruct"
 
 GGUF_MAGIC = b"GGUF"
 
+SHAPES = Path(__file__).resolve().parent / "shapes"
+"""Configurations of known models, without weights or tokenizer: what `dummy` needs."""
+
+
+class LoadFormat(StrEnum):
+    """Where the weights come from."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
+
 
 class ModelNotFound(Exception):
     """A reference that names no model on this machine. The message says what was looked for."""
@@ -23,16 +34,19 @@ class ModelNotFound(Exception):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's files: one GGUF file, or a folder in Hugging Face's layout."""
+    """A model's files: one GGUF file, a folder in Hugging Face's layout, or a shape of ours.
 
-    kind: Literal["gguf", "hf"]
+    A shape is a config.json and nothing else: it can be served with `--load-format dummy` only.
+    """
+
+    kind: Literal["gguf", "hf", "shape"]
     path: Path
     name: str
     """What clients call it, unless the operator says otherwise."""
 
 
 def resolve(model: str) -> ModelFiles:
-    """Return the files of `demo`, of a `.gguf` file, or of a folder with a `config.json`.
+    """Return the files of `demo`, of a `.gguf` file, of a folder with a `config.json`, or a shape.
 
     Raises ModelNotFound.
     """
@@ -43,10 +57,17 @@ def resolve(model: str) -> ModelFiles:
         return _folder(path)
     if path.is_file():
         return _gguf(path)
+    if model in shapes():
+        return ModelFiles("shape", SHAPES / f"{model}.json", model)
     raise ModelNotFound(
         f"model {model!r}: no such folder or file; give a folder with config.json, "
-        f"a .gguf file, or {DEMO!r}"
+        f"a .gguf file, {DEMO!r}, or with --load-format dummy one of {', '.join(shapes())}"
     )
+
+
+def shapes() -> list[str]:
+    """Return the names of the configurations that come with Tandem."""
+    return sorted(file.stem for file in SHAPES.glob("*.json"))
 
 
 def _demo() -> ModelFiles:

@@ -9,9 +9,10 @@ import msgspec
 import tokenizers
 from msgspec import Meta, Struct
 
-from protocol.model_files import ModelFiles
+from protocol.model_files import LoadFormat, ModelFiles
 from tokenizer_service.gguf_metadata import read_metadata
 from tokenizer_service.gguf_tokenizer import UnsupportedTokenizerError, rebuild, token_at
+from tokenizer_service.stand_in import TEMPLATE, stand_in_tokenizer
 from tokenizer_service.templates import ChatTemplate
 from tokenizer_service.tokenizer import Tokenizer
 
@@ -36,13 +37,32 @@ class ModelAssets:
     defaults: SamplingDefaults
 
 
-def load(files: ModelFiles) -> ModelAssets:
-    """Read a model's assets.
+def load(files: ModelFiles, load_format: LoadFormat = LoadFormat.AUTO) -> ModelAssets:
+    """Read a model's assets. A shape, or a dummy without a tokenizer, gets stand-ins for them.
 
     Raises UnsupportedTokenizerError, BadGgufError, TemplateRefusedError, OSError,
     msgspec.DecodeError.
     """
-    return _from_gguf(files.path) if files.kind == "gguf" else _from_folder(files.path)
+    if files.kind == "gguf":
+        return _from_gguf(files.path)
+    if files.kind == "shape":
+        return _stand_ins(files.path)
+    dummy = load_format is LoadFormat.DUMMY
+    if dummy and not (files.path / "tokenizer.json").is_file():
+        return _stand_ins(files.path / "config.json")
+    return _from_folder(files.path)
+
+
+def _stand_ins(config: Path) -> ModelAssets:
+    """Return what serves a model of which only the shape is there."""
+    vocab_size = _read_json(config).get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise UnsupportedTokenizerError(f"{config} names no vocab_size")
+    return ModelAssets(
+        tokenizer=Tokenizer(stand_in_tokenizer(vocab_size)),
+        template=_template(TEMPLATE, None, None),
+        defaults=SamplingDefaults(),
+    )
 
 
 def _from_gguf(path: Path) -> ModelAssets:

@@ -73,7 +73,7 @@ def main() -> int:
 async def _serve(given: GatewaySettings, reporter: Reporter) -> None:
     reporter.send(Stage("tokenizer"))
     files = resolve(given.model)
-    loaded = assets.load(files)
+    loaded = assets.load(files, given.load_format)
     names = PrefixNames(read_secret(given.cache_secret_file))
     identity = f"gw-{new_id()}"
     endpoint = Endpoint[ToGateway, ToWorker](

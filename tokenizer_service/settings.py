@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from protocol.lifecycle import ReadyFd
+from protocol.model_files import LoadFormat
 from protocol.slo import ObjectiveSettings
 from tokenizer_service.metrics import Compat
 
@@ -16,6 +17,9 @@ class GatewaySettings(ObjectiveSettings, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="a Hugging Face folder, a .gguf file, or `demo`")] = (
         "demo"
     )
+    load_format: Annotated[
+        LoadFormat, Meta(description="dummy: random weights of the shape in config.json")
+    ] = LoadFormat.AUTO
     served_model_name: Annotated[
         tuple[str, ...],
         Meta(description="names that requests may use; the first is shown; default: from the path"),

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol.lifecycle import ReadyFd
+from protocol.model_files import LoadFormat
 
 
 class Device(StrEnum):
@@ -15,13 +16,6 @@ class Device(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
     SIMULATED = "simulated"
-
-
-class LoadFormat(StrEnum):
-    """Where the weights come from."""
-
-    AUTO = "auto"
-    DUMMY = "dummy"
 
 
 class DType(StrEnum):

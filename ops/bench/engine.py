@@ -21,23 +21,22 @@ from msgspec import Meta, Struct
 
 from ops.bench.engine_load import Case, Load, Mode, drive
 from ops.bench.engine_metrics import Measured, measure, prefill_rate
+from protocol.model_files import resolve
 from protocol.settings import parse
 from worker.executors.base import Completion
 from worker.executors.cuda.config import CudaConfig
 from worker.executors.cuda.start import start
-from worker.loaders import load_dummy, silent
-from worker.models.config import config_from_hf
+from worker.loaders import load_config, load_dummy, silent
 from worker.models.weights import Model
 
 WARM = 6
 """Iterations before the window."""
-CONFIGS = Path(__file__).resolve().parents[2] / "worker" / "models" / "configs"
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
     """What to measure."""
 
-    model: Annotated[str, Meta(description="name of a shape in worker/models/configs")]
+    model: Annotated[str, Meta(description="name of a shape in protocol/shapes")]
     output: Annotated[str, Meta(description="JSON file; points of other models in it are kept")]
     cases: Annotated[
         tuple[str, ...], Meta(description="new:reused:layers of a quantum, one for each case")
@@ -226,7 +225,7 @@ class Bench:
 def make_executor(settings: EngineSettings) -> Any:
     """Start an executor with random weights of the model's shape, and random keys and values."""
     device = torch.device("cuda", 0)
-    shape = config_from_hf(json.loads((CONFIGS / f"{settings.model}.json").read_text()), {})
+    shape = load_config(resolve(settings.model))
     weights = load_dummy(shape, 0, device, torch.bfloat16, silent)
     config = CudaConfig(
         device=0,

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from protocol.model_files import ModelFiles
+from protocol.model_files import LoadFormat, ModelFiles
 from worker import loaders
 from worker.models.weights import Model
-from worker.settings import LoadFormat, WorkerSettings
+from worker.settings import WorkerSettings
 
 DUMMY_SEED = 0
 

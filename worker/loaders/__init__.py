@@ -7,7 +7,7 @@ from worker.loaders.assemble import LoadError, TensorSource, assemble
 from worker.loaders.dummy import DummySource
 from worker.loaders.gguf import GgufSource
 from worker.loaders.progress import Progress, TerminalProgress, silent
-from worker.loaders.safetensors import SafetensorsSource, read_config
+from worker.loaders.safetensors import SafetensorsSource, read_config, read_shape
 from worker.models.config import ModelConfig
 from worker.models.weights import Weights
 
@@ -24,7 +24,9 @@ __all__ = [
 
 def load_config(files: ModelFiles) -> ModelConfig:
     """Read a model's shape, no weights. Raises LoadError, UnsupportedModelError."""
-    return GgufSource(files.path).config if files.kind == "gguf" else read_config(files.path)
+    if files.kind == "gguf":
+        return GgufSource(files.path).config
+    return read_shape(files.path) if files.kind == "shape" else read_config(files.path)
 
 
 def load_model(
@@ -35,6 +37,8 @@ def load_model(
     Raises LoadError when the files are broken or incomplete, UnsupportedModelError when they ask
     for something that is not here.
     """
+    if files.kind == "shape":
+        raise LoadError(f"{files.name} is a shape without weights; give --load-format dummy")
     if files.kind == "gguf":
         source = GgufSource(files.path)
         return source.config, assemble(source.config, source, device, dtype, progress)

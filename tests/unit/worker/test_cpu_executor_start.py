@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.model_files import ModelFiles
+from protocol.model_files import LoadFormat, ModelFiles
 from worker.executors.cpu import start as starting
 from worker.executors.cpu.start import CpuUnfit, start
-from worker.settings import DType, LoadFormat, WorkerSettings
+from worker.settings import DType, WorkerSettings
 
 CONFIG = {
     "model_type": "llama",

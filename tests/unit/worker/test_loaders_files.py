@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from protocol.model_files import ModelFiles
+from protocol.model_files import ModelFiles, resolve
 from worker.loaders import LoadError, load_config, load_dummy, load_model, silent
 from worker.loaders.assemble import assemble, tensor_names
 from worker.loaders.gguf import GgufSource, gguf_name, half_split
@@ -297,3 +297,8 @@ def test_embedded_model_is_read_as_the_package_dequantizes_it() -> None:
         wanted = torch.from_numpy(np.array(gguf.quants.dequantize(raw.data, raw.tensor_type)))
         got = source.read(ours)
         assert torch.equal(permuted(got, heads) if heads else got, wanted)
+
+
+def test_a_shape_has_no_weights_to_load_and_says_what_to_give() -> None:
+    with pytest.raises(LoadError, match="--load-format dummy"):
+        load_model(resolve("qwen3-8b"), CPU, torch.float32, silent)
