@@ -263,6 +263,8 @@ class DeviceWork(Struct, frozen=True):
     """Part of `seconds` during which the other lane was busy too."""
     queued_s: Seconds = 0.0
     """From launch to start on the device."""
+    started: float = 0.0
+    """When it began, on the executor's clock: a GPU's and a CPU's is the host's monotonic one."""
 
 
 class Progress(Struct, frozen=True, array_like=True):

@@ -129,6 +129,7 @@ WORK = DeviceWork(
     layers=8,
     overlap_s=0.009,
     queued_s=0.0002,
+    started=812.5,
 )
 PROGRESS = (Progress(ref=REF, computed=1500, output_tokens=1),)
 

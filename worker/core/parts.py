@@ -57,4 +57,5 @@ def device_work(flight: Flight, completion: Completion, now: float) -> DeviceWor
         layers=sizes.layers,
         overlap_s=min(max(0.0, completion.overlap_s), seconds),
         queued_s=max(0.0, now - flight.launched_at - seconds),
+        started=completion.started,
     )

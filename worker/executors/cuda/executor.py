@@ -26,7 +26,9 @@ from worker.executors.cuda.clock import DeviceClock, Overlap
 from worker.executors.cuda.config import CudaConfig
 from worker.executors.cuda.decode import DecodeLane
 from worker.executors.cuda.kernels.attention_choice import Heads
+from worker.executors.cuda.kernels.verify import plans_for_partition
 from worker.executors.cuda.lane import LaneQueue, completions
+from worker.executors.cuda.nesting import planning_notes
 from worker.executors.cuda.ops import CudaOps
 from worker.executors.cuda.partitions import PartitionTable, make_table
 from worker.executors.cuda.pool import KvPool, MemoryPlan, make_pool, page_bytes
@@ -77,6 +79,7 @@ class CudaExecutor:
         with torch.inference_mode():
             self._timed("kernels", lambda: self._load_kernels(progress))
             self._table: PartitionTable = self._timed("partitions", self._make_table)
+            self._plan_notes = self._timed("planning", self._check_planning)
             self._timed("lanes", lambda: self._make_lanes(progress))
             estimate = self._timed("trial graphs", self._estimate_graphs)
             self._pool = self._timed("pool", lambda: self._make_pool(estimate))
@@ -88,6 +91,17 @@ class CudaExecutor:
         reference.record()
         torch.cuda.synchronize()
         self._clock, self._overlap = DeviceClock(reference), Overlap()
+        self._log_start()
+
+    def _log_start(self) -> None:
+        """Say what was realized: SMs and memory of each partition, graphs, pool, and times."""
+        for pair in self._table.pairs[1:]:
+            sms = f"{pair.prefill.sms}+{pair.decode.sms}"
+            log.info("partition %s SMs, verified: %.1f MiB", sms, pair.memory / 2**20)
+        report = self.report()
+        times = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in report.seconds.items())
+        graphs, pool = report.graph_bytes / 2**20, report.pool_bytes / 2**30
+        log.info("%d graphs %.0f MiB, pool %.1f GiB; %s", report.graphs, graphs, pool, times)
 
     def _timed(self, what: str, action: Callable[[], T]) -> T:
         began = time.monotonic()
@@ -116,6 +130,18 @@ class CudaExecutor:
         for note in table.notes:
             log.warning("%s", note)
         return table
+
+    def _check_planning(self) -> tuple[str, ...]:
+        """Find out whether the attention kernels that were loaded plan for a partition's SMs."""
+        if len(self._table.pairs) == 1:
+            return ()
+        shape = self._model.config
+        heads = Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        aware = plans_for_partition(heads, self._device)
+        notes = planning_notes(aware, self._config.require_partitions)
+        for note in notes:
+            log.warning("%s", note)
+        return notes
 
     def _make_lanes(self, progress: Progress) -> None:
         config, shape = self._config, self._model.config
@@ -226,7 +252,7 @@ class CudaExecutor:
             page_size=config.page_size,
             max_slots=config.max_slots,
             max_prefill_tokens=config.max_prefill_tokens,
-            notes=(*self._table.notes, *self._product_notes),
+            notes=(*self._table.notes, *self._plan_notes, *self._product_notes),
         )
 
     @property

@@ -23,3 +23,20 @@ def verify(prefill: Sequence[frozenset[int]], decode: Sequence[frozenset[int]]) 
     for row in range(1, len(prefill)):
         if not prefill[row] <= prefill[row - 1] or not decode[row - 1] <= decode[row]:
             raise PartitionError(f"row {row + 1} is not nested in row {row}")
+
+
+def planning_notes(aware: bool, require: bool) -> tuple[str, ...]:
+    """Return the warning that attention does not plan for a partition's SMs, if it does not.
+
+    Raises PartitionError in place of the warning when partitions are required.
+    """
+    if aware:
+        return ()
+    note = (
+        "attention plans for the whole device in every partition: a prebuilt flashinfer module "
+        "(flashinfer/data/aot, or the package flashinfer-jit-cache) was not compiled by Tandem; "
+        "remove it, and it is compiled at the next start"
+    )
+    if require:
+        raise PartitionError(note)
+    return (note,)
