@@ -10,8 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from ops import run_dir
-from protocol import settings
+from ops import config, run_dir
 from scheduler.estimator.statistics import Errors
 from scheduler.explain import SOCKET, Explanation
 
@@ -34,9 +33,7 @@ class ExplainError(Exception):
 
 def main(arguments: Sequence[str]) -> int:
     """Print the decisions; 1 when no scheduler answers."""
-    asked = settings.parse(
-        ExplainSettings, arguments, {}, prog="tandem explain", description=__doc__ or ""
-    )
+    asked = config.parse(ExplainSettings, arguments, prog="tandem explain", description=__doc__)
     try:
         folder = Path(asked.run_dir) if asked.run_dir else run_dir.find(environ)
         told = ask(folder / SOCKET, TIMEOUT_S)

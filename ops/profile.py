@@ -5,7 +5,6 @@ budget can be spent in parts; the budget is that of the whole run, loading the m
 """
 
 import gc
-import os
 import platform
 import select
 import sys
@@ -22,10 +21,10 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ops import config
 from ops.machine import cpu_name
 from ops.profiling.launches import Driver, LaunchFailed
 from ops.profiling.session import Session, Step, fitted
-from protocol import settings
 from protocol.lifecycle import EXIT_CONFIG
 from protocol.model_files import LoadFormat, ModelNotFound, resolve
 from scheduler.estimator.profile import Hardware, Profile, ProfileError, Shape, load, save
@@ -81,9 +80,7 @@ class ProfileSettings(Struct, frozen=True, kw_only=True):
 def main(arguments: Sequence[str]) -> int:
     """Take a profile; return the exit status."""
     began = time.monotonic()
-    chosen = settings.parse(
-        ProfileSettings, arguments, os.environ, prog="tandem profile", description=__doc__ or ""
-    )
+    chosen = config.parse(ProfileSettings, arguments, prog="tandem profile", description=__doc__)
     path = Path(chosen.output)
     try:
         found = refit(path) if chosen.fit_only else measure(chosen, path, began)

@@ -3,7 +3,6 @@
 `tandem profile-report --profile FILE --output DIR` writes `DIR/README.md` and its pictures.
 """
 
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from protocol import settings
+from ops import config
 from scheduler.estimator import solo
 from scheduler.estimator.profile import Deviation, Fit, Profile, ProfileError, load
 
@@ -28,9 +27,8 @@ class ReportSettings(Struct, frozen=True, kw_only=True):
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page; return the exit status."""
-    chosen = settings.parse(
-        ReportSettings, arguments, os.environ, prog="tandem profile-report",
-        description=__doc__ or "",
+    chosen = config.parse(
+        ReportSettings, arguments, prog="tandem profile-report", description=__doc__
     )  # fmt: skip
     try:
         found = load(Path(chosen.profile))

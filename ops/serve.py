@@ -1,6 +1,5 @@
 """`tandem serve`: settings in, run directory and launcher up, until a signal has drained it all."""
 
-import argparse
 import asyncio
 import contextlib
 import socket
@@ -13,7 +12,7 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
-from ops import admin, demo, run_dir
+from ops import admin, config, demo, run_dir
 from ops.display import Display
 from ops.events import Choice, Start
 from ops.launch import Launcher
@@ -22,11 +21,12 @@ from ops.serve_settings import MODULES, LauncherSettings, Parts, ServeSettings, 
 from ops.supervisor import Supervisor, SupervisorConfig
 from protocol import settings
 from protocol.lifecycle import EXIT_CONFIG
-from protocol.model_files import DEMO
 from worker.settings import Device
 
 FALLBACK = Choice("chunked")
 """The scheduler that needs least of a machine."""
+DEMO_SETTINGS = {"slo-tbt-ms": 300.0, "slo-ttft-ms": 5000.0}
+"""Objectives that the embedded model can keep on a few cores; what the user says goes first."""
 FENCE_TIMEOUT_S = 10.0
 DRAIN_GRACE_S = 5.0
 """What a process has on top of its own drain time before it is killed."""
@@ -57,18 +57,22 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Parts:
-    """Return the settings. Raises CannotServe, or exits when a flag is wrong."""
-    parser = argparse.ArgumentParser("tandem serve", description=__doc__)
+    """Return the settings. Raises CannotServe, or exits when a setting is wrong."""
+    parser = settings.Parser("tandem serve", __doc__ or "")
     parser.add_argument("MODEL", nargs="?", help="a folder, a .gguf file, or `demo`")
     settings.add_flags(parser, ServeSettings)
+    settings.add_config(parser)
     flags = vars(parser.parse_args(arguments))
-    flags["model"] = flags.pop("MODEL") or flags["model"] or environment.get("TANDEM_MODEL")
-    if flags["demo"]:
-        flags["model"] = flags["model"] or DEMO
-    if not flags["model"]:
-        raise CannotServe("name a model (a folder or a .gguf file), or give --demo")
+    flags["model"] = flags.pop("MODEL") or flags["model"]
     try:
-        return split(settings.build(ServeSettings, flags, environment))
+        file = settings.config(flags, environment, config.reader("serve"))
+        chosen = settings.build(ServeSettings, flags, environment, file)
+        is_demo = split(chosen).launcher.demo
+        if not (is_demo or flags["model"] or environment.get("TANDEM_MODEL") or file.get("model")):
+            raise CannotServe("name a model (a folder or a .gguf file), or give --demo")
+        if is_demo:
+            chosen = settings.build(ServeSettings, flags, environment, {**DEMO_SETTINGS, **file})
+        return split(chosen)
     except settings.SettingError as error:
         parser.error(str(error))
 

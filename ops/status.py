@@ -9,8 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from ops import admin, run_dir
-from protocol import settings
+from ops import admin, config, run_dir
 
 TIMEOUT_S = 10.0
 
@@ -26,9 +25,7 @@ class StatusSettings(Struct, frozen=True, kw_only=True):
 
 def main(arguments: Sequence[str]) -> int:
     """Print the status; 1 when no server answers."""
-    asked = settings.parse(
-        StatusSettings, arguments, {}, prog="tandem status", description=__doc__ or ""
-    )
+    asked = config.parse(StatusSettings, arguments, prog="tandem status", description=__doc__)
     try:
         folder = Path(asked.run_dir) if asked.run_dir else run_dir.find(environ)
         reply = admin.ask(folder / run_dir.ADMIN_SOCKET, admin.GetStatus(), TIMEOUT_S)

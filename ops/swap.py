@@ -8,8 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ops import admin, run_dir
-from protocol import settings
+from ops import admin, config, run_dir
 
 
 class SwapSettings(Struct, frozen=True, kw_only=True):
@@ -27,9 +26,7 @@ class SwapSettings(Struct, frozen=True, kw_only=True):
 
 def main(arguments: Sequence[str]) -> int:
     """Order the swap and wait until the new scheduler acts, or say why it does not."""
-    asked = settings.parse(
-        SwapSettings, arguments, {}, prog="tandem swap", description=__doc__ or ""
-    )
+    asked = config.parse(SwapSettings, arguments, prog="tandem swap", description=__doc__)
     try:
         folder = Path(asked.run_dir) if asked.run_dir else run_dir.find(environ)
         order = admin.Swap(asked.scheduler, asked.option)

@@ -1,14 +1,16 @@
-"""Configuration: one frozen struct per process, from flags, environment and defaults.
+"""Configuration: one frozen struct per process, from flags, environment, a file and defaults.
 
 The struct is the only description: a field's type checks the value, its `Meta(description=…)` is
-the help text, its name is the flag (`max_num_seqs` → `--max-num-seqs`, `TANDEM_MAX_NUM_SEQS`).
-Flags win over the environment, the environment over defaults.
+the help text, its name is the flag (`max_num_seqs` → `--max-num-seqs`, `TANDEM_MAX_NUM_SEQS`, and
+`max-num-seqs` in a file). Flags win over the environment, the environment over the file, the file
+over defaults. How a file is read is not known here: see `ops.config`.
 """
 
 import argparse
+import difflib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from msgspec import inspect as types
@@ -20,6 +22,8 @@ ENVIRONMENT_PREFIX = "TANDEM_"
 _WRONG = re.compile(r" - at `\$\.(\w+)")
 _MISSING = re.compile(r"missing required field `(\w+)`$")
 """Where msgspec's messages name a field."""
+_UNKNOWN = re.compile(r"unrecognized arguments: (--\S+)")
+"""Where argparse's message names a flag."""
 
 
 class SettingError(ValueError):
@@ -66,17 +70,30 @@ def add_flags(parser: argparse.ArgumentParser, struct: type[msgspec.Struct]) -> 
         parser.add_argument(flag(field.name), dest=field.name, **options)
 
 
-def build(struct: type[S], flags: Mapping[str, object], environment: Mapping[str, str]) -> S:
-    """Return the settings. Raises SettingError, naming the flag and the value."""
-    values: dict[str, object] = {}
+def build(
+    struct: type[S],
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    file: Mapping[str, object] | None = None,
+) -> S:
+    """Return the settings; `file` has a value by a flag's name. Raises SettingError, which names
+    where the value was given, the value, and what it may be.
+    """
     info = types.type_info(struct)
     assert isinstance(info, types.StructType)
+    written = _by_field(file or {}, [field.name for field in info.fields])
+    values: dict[str, object] = {}
+    given_as: dict[str, str] = {}
     for field in info.fields:
-        given = flags.get(field.name)
-        if given is None and (text := environment.get(ENVIRONMENT_PREFIX + field.name.upper())):
-            given = text.split(",") if _is_many(_unwrap(field)[0]) else text
-        if given is not None:
-            values[field.name] = given
+        name, many = field.name, _is_many(_unwrap(field)[0])
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if flags.get(name) is not None:
+            values[name], given_as[name] = flags[name], flag(name)
+        elif text := environment.get(variable):
+            values[name], given_as[name] = (text.split(",") if many else text), variable
+        elif written.get(name) is not None:
+            values[name] = _listed(written[name]) if many else written[name]
+            given_as[name] = name.replace("_", "-") + ":"
     try:
         return msgspec.convert(values, struct, strict=False)
     except msgspec.ValidationError as error:
@@ -85,8 +102,33 @@ def build(struct: type[S], flags: Mapping[str, object], environment: Mapping[str
             raise SettingError(f"{flag(missing[1])} is missing") from None
         if (wrong := _WRONG.search(message)) and wrong[1] in values:
             why = message.split(" - at")[0]
-            raise SettingError(f"{flag(wrong[1])} {values[wrong[1]]!r}: {why}") from None
+            raise SettingError(f"{given_as[wrong[1]]} {values[wrong[1]]!r}: {why}") from None
         raise SettingError(message) from None
+
+
+def _by_field(file: Mapping[str, object], fields: Sequence[str]) -> dict[str, object]:
+    """Return a file's values by field. Raises SettingError for a key that is no setting."""
+    found: dict[str, object] = {}
+    for key, value in file.items():
+        name = key.replace("-", "_")
+        if name not in fields:
+            known = [field.replace("_", "-") for field in fields]
+            raise SettingError(f"there is no setting {key!r}{suggest(key, known)}")
+        found[name] = value
+    return found
+
+
+def _listed(value: object) -> object:
+    """Return a file's list: a mapping is `key=value` each, one value is a list of it."""
+    if isinstance(value, Mapping):
+        return [f"{key}={each}" for key, each in value.items()]
+    return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return a hint at what may have been meant; empty when nothing is close."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def arguments(settings: msgspec.Struct) -> list[str]:
@@ -108,6 +150,20 @@ def arguments(settings: msgspec.Struct) -> list[str]:
     return line
 
 
+class Parser(argparse.ArgumentParser):
+    """Flags as they are written, without abbreviations; an unknown one is answered with a hint."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and exit with status 2."""
+        if unknown := _UNKNOWN.search(message):
+            known = [option for option in self._option_string_actions if option.startswith("--")]
+            message += suggest(unknown[1].split("=")[0], known)
+        super().error(message)
+
+
 def parse(
     struct: type[S],
     arguments: Sequence[str],
@@ -115,12 +171,35 @@ def parse(
     *,
     prog: str,
     description: str,
+    read_file: Callable[[str], Mapping[str, object]] | None = None,
 ) -> S:
-    """Parse a process's settings; print the error and exit with status 2 when they are wrong."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    """Parse a process's settings; print the error and exit with status 2 when they are wrong.
+
+    `read_file` returns what the file of `--config` says, and raises SettingError; None: there is no
+    such flag.
+    """
+    parser = Parser(prog, description)
     add_flags(parser, struct)
+    if read_file is not None:
+        add_config(parser)
     flags = vars(parser.parse_args(arguments))
     try:
-        return build(struct, flags, environment)
+        return build(struct, flags, environment, config(flags, environment, read_file))
     except SettingError as error:
         parser.error(str(error))
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names a file of settings."""
+    text = "YAML file with settings by the names of these flags; flags and environment go before it"
+    parser.add_argument("--config", metavar="FILE", help=text)
+
+
+def config(
+    flags: dict[str, Any],
+    environment: Mapping[str, str],
+    read_file: Callable[[str], Mapping[str, object]] | None,
+) -> Mapping[str, object]:
+    """Take the name of the file out of the flags, or the environment, and return what it says."""
+    path = flags.pop("config", None) or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    return read_file(path) if read_file is not None and path else {}

@@ -17,14 +17,13 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ops import admin, run_dir
+from ops import admin, config, run_dir
 from ops.bench.arrivals import ArrivalsError
 from ops.bench.bisection import Bisection, why_missed
 from ops.bench.measure import measure
 from ops.bench.result import Result, load, save
 from ops.bench.serve_settings import BenchSettings, CannotBench
 from ops.bench.workloads import WorkloadError
-from protocol import settings
 
 SWAP_S = 120.0
 AS_IT_IS = "as served"
@@ -60,8 +59,8 @@ class SearchSettings(BenchSettings, frozen=True, kw_only=True):
 
 def main() -> None:
     """Search and print what was found. Exit status 2: cannot be run."""
-    chosen = settings.parse(
-        SearchSettings, sys.argv[1:], environ, prog="tandem bench search", description=str(__doc__)
+    chosen = config.parse(
+        SearchSettings, sys.argv[1:], prog="tandem bench search", description=__doc__
     )
 
     def run(scheduler: str, one: BenchSettings) -> Result:

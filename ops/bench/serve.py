@@ -6,9 +6,9 @@ The command line's part: settings in, figures out. `measure` is the run.
 import asyncio
 import shlex
 import sys
-from os import environ
 from pathlib import Path
 
+from ops import config
 from ops.bench import report, serve_demo
 from ops.bench.arrivals import ArrivalsError
 from ops.bench.measure import measure
@@ -16,13 +16,12 @@ from ops.bench.metrics import Summary
 from ops.bench.result import Result, save
 from ops.bench.serve_settings import BenchSettings, CannotBench
 from ops.bench.workloads import WorkloadError
-from protocol import settings
 
 
 def main() -> None:
     """Run and say what came of it. Exit status 2: cannot be run; 1: nothing was finished."""
-    chosen = settings.parse(
-        BenchSettings, sys.argv[1:], environ, prog="tandem bench serve", description=str(__doc__)
+    chosen = config.parse(
+        BenchSettings, sys.argv[1:], prog="tandem bench serve", description=__doc__
     )
     try:
         if chosen.demo:

@@ -63,6 +63,42 @@ def test_an_empty_variable_is_not_set_and_other_peoples_are_not_read():
     assert read(TANDEM_ROWS="", ROWS="3") == Settings(run_dir="r")
 
 
+FILE = {"rows": 5, "rows-ahead": 2, "share": 0.25, "mode": "fast", "option": {"a": 1, "b": "x"}}
+
+
+def test_a_file_goes_before_defaults_and_after_environment_and_flags():
+    flags, environment = {"run_dir": "r", "rows": "7"}, {"TANDEM_ROWS": "6", "TANDEM_SHARE": "0.75"}
+    assert build(Settings, flags, environment, FILE) == Settings(
+        run_dir="r", rows=7, rows_ahead=2, share=0.75, mode=Mode.FAST, option=("a=1", "b=x")
+    )
+
+
+def test_a_files_names_may_be_written_with_underscores_and_a_list_may_be_one_value():
+    read = build(Settings, {"run_dir": "r"}, {}, {"rows_ahead": 3, "option": "a=1"})
+    assert (read.rows_ahead, read.option) == (3, ("a=1",))
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "named"),
+    [
+        ({"TANDEM_ROWS": "0"}, {}, ["TANDEM_ROWS '0'", ">= 1"]),
+        ({}, {"rows-ahead": 9}, ["rows-ahead: 9", "<= 4"]),
+        ({}, {"row-ahead": 1}, ["'row-ahead'", "did you mean rows-ahead?"]),
+        ({}, {"zzz": 1}, ["no setting 'zzz'"]),
+    ],
+)
+def test_a_wrong_value_is_named_as_it_was_given(environment, file, named):
+    with pytest.raises(SettingError) as caught:
+        build(Settings, {"run_dir": "r"}, environment, file)
+    assert all(word in str(caught.value) for word in named), caught.value
+
+
+def test_an_unknown_flag_is_answered_with_the_one_that_was_meant(capsys):
+    with pytest.raises(SystemExit):
+        read("--row", "3")
+    assert "did you mean --rows?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
