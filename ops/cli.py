@@ -14,6 +14,7 @@ COMMANDS = {
     "status": ("ops.status", "show what a running server consists of"),
     "profile": ("ops.profile", "measure a model on this device, for the scheduler"),
     "profile-report": ("ops.profile_report", "write the page of a profile"),
+    "timeline": ("ops.timeline", "record both lanes of a running server as a trace"),
     "explain": ("ops.explain", "show what the scheduler decided last, and why"),
     "schedulers": ("ops.schedulers", "list the schedulers and their options"),
     "bench": ("ops.bench.main", "measure an engine"),

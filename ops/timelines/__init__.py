@@ -1,0 +1,1 @@
+"""What `tandem timeline` is made of: the trace, and the figures that follow from it."""
