@@ -71,11 +71,14 @@ class Reference:
             return tuple(m(ids).logits[0].float().cpu() for m in (self.exact, self.rounded))
 
 
-def write(family: str, folder: Path) -> Reference:
-    """Write a model's files to `folder` (bfloat16), and return the reference for it."""
+def write(family: str, folder: Path, **more: Any) -> Reference:
+    """Write a model's files to `folder` (bfloat16), and return the reference for it.
+
+    `more` changes the family's configuration.
+    """
     config_class, model_class, changes = FAMILIES[family]
     torch.manual_seed(7)
-    model = model_class(config_class(**{**SHAPE, **changes}))
+    model = model_class(config_class(**{**SHAPE, **changes, **more}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
