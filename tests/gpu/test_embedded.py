@@ -1,6 +1,6 @@
 """The embedded real model on the GPU: real text, real weights, by the same measure as the others.
 
-Its weights are dequantized to bfloat16 here and by transformers alike, so both start equal.
+Its weights are rounded to bfloat16 here and by transformers alike, when they are dequantized.
 """
 
 from collections.abc import Iterator
@@ -36,10 +36,7 @@ def engine() -> Iterator[tuple[Harness, families.Reference]]:
         pytest.skip(str(error))
     folder, name = str(files.path.parent), files.path.name
     exact, rounded = (
-        AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16)
-        .to(dtype)
-        .eval()
-        .cuda()
+        AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype).eval().cuda()
         for dtype in (torch.float32, torch.bfloat16)
     )
     model = Model(*load_model(files, torch.device("cuda", 0), torch.bfloat16, silent))

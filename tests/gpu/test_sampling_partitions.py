@@ -37,9 +37,7 @@ def drawn(side: Side, logits: torch.Tensor) -> list[int]:
 
 
 @torch.inference_mode()
-def test_tokens_drawn_on_every_side_are_those_of_the_whole_device_while_the_other_side_is_busy() -> (
-    None
-):
+def test_every_side_draws_the_tokens_of_the_whole_device_beside_a_busy_one() -> None:
     table = make_table(0, (112, 64, 32), require=True)
     logits = torch.randn(ROWS, VOCABULARY, device=DEVICE, dtype=torch.bfloat16) * 4
     expected = drawn(table.pairs[0].decode, logits)
@@ -49,5 +47,5 @@ def test_tokens_drawn_on_every_side_are_those_of_the_whole_device_while_the_othe
             torch.cuda.synchronize()
             with torch.cuda.stream(other.stream):
                 for _ in range(20):
-                    busy @ busy
+                    torch.mm(busy, busy)
             assert drawn(side, logits) == expected, side.sms
