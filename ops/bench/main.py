@@ -12,6 +12,7 @@ BENCHMARKS = {
     "engine-report": ("ops.bench.engine_report", "its pictures and tables"),
     "cpu-lanes": ("ops.bench.cpu_lanes", "the two lanes on a CPU, policy by policy"),
     "scheduler-time": ("ops.bench.scheduler_time", "how long decisions take, policy by policy"),
+    "worker-time": ("ops.bench.worker_time", "processor time of the worker for an iteration"),
     "cpu-lanes-report": ("ops.bench.cpu_lanes_report", "its picture and table"),
 }
 
