@@ -4,13 +4,14 @@ Everything that is decided is decided in `scheduler.core`; a test drives `Shell`
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from scheduler.estimator import profile
 from scheduler.estimator.fitted import FittedEstimator
 from scheduler.estimator.soft_state import Keeper
 from scheduler.explain import Explanation, Window
+from scheduler.metrics import MetricsServer, SchedulerCollector
 from scheduler.policy import Objectives
 from scheduler.registry import make
 from scheduler.settings import SchedulerSettings
@@ -54,8 +56,9 @@ class Shell:
         clock: Callable[[], float],
         keeper: Keeper | None = None,
         window: Window | None = None,
+        collector: SchedulerCollector | None = None,
     ) -> None:
-        self._window = window
+        self._window, self._collector = window, collector
         self._core, self._endpoint, self._reporter = core, endpoint, reporter
         self._policy, self._clock, self._keeper = policy, clock, keeper
         self._told = False
@@ -103,7 +106,11 @@ class Shell:
 
     def _take(self, event: Input) -> None:
         now = self._clock()
-        for message in self._core.on(event, now):
+        messages = self._core.on(event, now)
+        if self._collector is not None:
+            self._collector.events += 1
+            self._collector.busy_s += self._clock() - now
+        for message in messages:
             if isinstance(message, Exit):
                 if not self._exit.done():
                     self._exit.set_result(message)
@@ -145,8 +152,29 @@ async def serve(
     endpoint: ControlEndpoint = Endpoint(transport, ToScheduler, LINK)
     reporter.send(Stage("connecting"))
     window = Window(Path(chosen.run_dir), lambda: explanation(core, estimator))
-    clock = time.monotonic
-    return await Shell(core, endpoint, reporter, chosen.scheduler, clock, keeper, window).run()
+    collector = SchedulerCollector(core, lambda: estimator.errors if estimator else None)
+    shell = Shell(
+        core, endpoint, reporter, chosen.scheduler, time.monotonic, keeper, window, collector
+    )
+    async with scraping(collector, chosen):
+        return await shell.run()
+
+
+@contextlib.asynccontextmanager
+async def scraping(collector: SchedulerCollector, chosen: SchedulerSettings) -> AsyncIterator[None]:
+    """Let Prometheus read, if the operator wants it. Raises AddressRefused."""
+    server = MetricsServer(collector)
+    if chosen.metrics_port is not None:
+        try:
+            port = await server.open(chosen.metrics_host, chosen.metrics_port)
+        except OSError as error:
+            where = f"--metrics-port: {chosen.metrics_host}:{chosen.metrics_port}"
+            raise AddressRefused(f"{where}: {error.strerror}") from None
+        log.info("metrics on http://%s:%d/metrics", chosen.metrics_host, port)
+    try:
+        yield
+    finally:
+        server.close()
 
 
 def explanation(core: SchedulerCore, estimator: FittedEstimator | None) -> Explanation:
@@ -216,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     reporter = Reporter(chosen.ready_fd)
     setproctitle(f"tandem-scheduler {chosen.scheduler}")
     try:
-        logs.configure("scheduler", chosen.log_level)
+        logs.configure("scheduler", chosen.log_level, chosen.log_format)
         estimator, keeper = learner(chosen)
         core = build(chosen, estimator)
     except ValueError as error:  # of the level, a ProfileError or a PolicyError

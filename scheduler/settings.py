@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from protocol.lifecycle import ReadyFd
+from protocol.logs import LogForm, LogFormat
 from protocol.slo import ObjectiveSettings
 
 
@@ -27,5 +28,14 @@ class SchedulerSettings(ObjectiveSettings, frozen=True, kw_only=True):
     observe_only: Annotated[bool, Meta(description="follow the worker and plan, but never act")] = (
         False
     )
+    metrics_port: (
+        Annotated[
+            int,
+            Meta(ge=0, le=65535, description="for Prometheus; 0: a free one; default: none"),
+        ]
+        | None
+    ) = None
+    metrics_host: Annotated[str, Meta(description="address of --metrics-port")] = "127.0.0.1"
     ready_fd: ReadyFd | None = None
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    log_format: LogFormat = LogForm.TEXT

@@ -58,7 +58,7 @@ def main() -> int:
         prog="tokenizer_service",
         description="HTTP gateway: OpenAI's API in front of a worker.",
     )
-    logs.configure("gateway", given.log_level)
+    logs.configure("gateway", given.log_level, given.log_format)
     setproctitle("tandem-gateway")
     reporter = Reporter(given.ready_fd)
     try:

@@ -13,6 +13,7 @@ from protocol.slo import RequestObjectives
 from tokenizer_service.events import Admitted, Broken, Done, News, NewTokens
 from tokenizer_service.latencies import Latencies
 from tokenizer_service.worker_link import WorkerLink
+from tokenizer_service.worker_metrics import LABELS, WorkerCollector
 from tokenizer_service.worker_state import WorkerState
 
 LATENCY_S = (
@@ -46,7 +47,6 @@ LATENCY_S = (
 """From 1 ms: small models have tokens faster than the 10 ms where others begin."""
 TOKENS = tuple(float(2**power) for power in range(18))
 
-LABELS = ("model_name", "engine")
 ENGINE = "0"
 """All outputs of a gateway count as one engine's; gauges tell its workers apart."""
 
@@ -71,11 +71,16 @@ class Series:
 
         self.ttft = histogram("time_to_first_token_seconds", "arrival to first token", LATENCY_S)
         self.tbt = histogram("inter_token_latency_seconds", "token to token", LATENCY_S)
+        self.tpot = histogram(
+            "request_time_per_output_token_seconds", "mean after the first token", LATENCY_S
+        )
         self.e2e = histogram("e2e_request_latency_seconds", "arrival to last token", LATENCY_S)
         self.prompt_size = histogram("request_prompt_tokens", "tokens of a prompt", TOKENS)
         self.output_size = histogram("request_generation_tokens", "tokens of an output", TOKENS)
         self.prompt = counter("prompt_tokens", "prompt tokens of outputs that ended")
         self.cached = counter("prompt_tokens_cached", "those whose KV was reused")
+        self.looked_up = counter("prefix_cache_queries", "prompt tokens looked up")
+        self.hits = counter("prefix_cache_hits", "those that were found")
         self.output = counter("generation_tokens", "tokens delivered")
         labels = (*LABELS, "finished_reason")
         self._ended = Counter(prefix + "request_success", "ended well", labels, registry=registry)
@@ -126,6 +131,8 @@ class Meter:
         self._arrival = arrival
         self._promised = promised
         self._new_tokens = prompt_tokens
+        self._first: float | None = None
+        """When the first token came."""
         self._last: float | None = None
 
     def on(self, news: News, now: float) -> None:
@@ -149,6 +156,7 @@ class Meter:
             series.output.inc(count)
             (series.ttft if first else series.tbt).observe(now - since)
         if first:
+            self._first = now
             limit = self._promised.ttft_with(self._new_tokens)
             objectives.first_token(now - since, limit, now)
         else:
@@ -158,6 +166,10 @@ class Meter:
         series.e2e.observe(now - self._arrival)
         series.prompt.inc(done.usage.prompt_tokens)
         series.cached.inc(done.usage.cached_tokens)
+        series.looked_up.inc(done.usage.prompt_tokens)
+        series.hits.inc(done.usage.cached_tokens)
+        if self._first is not None and done.usage.output_tokens > 1:
+            series.tpot.observe((now - self._first) / (done.usage.output_tokens - 1))
         series.prompt_size.observe(done.usage.prompt_tokens)
         series.output_size.observe(done.usage.output_tokens)
         series.ended(done.reason.value)
@@ -180,6 +192,7 @@ class Metrics:
         )
         for prefix in prefixes:
             self._add_gauges(prefix, model, links)
+        self._registry.register(WorkerCollector(model, links, prefixes))
 
     def meter(self, arrival: float, promised: RequestObjectives, prompt_tokens: int) -> Meter:
         """Return the meter of an output whose request came at `arrival`."""

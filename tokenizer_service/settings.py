@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from protocol.lifecycle import ReadyFd
+from protocol.logs import LogForm, LogFormat
 from protocol.model_files import LoadFormat
 from protocol.slo import ObjectiveSettings
 from tokenizer_service.metrics import Compat
@@ -71,3 +72,4 @@ class GatewaySettings(ObjectiveSettings, frozen=True, kw_only=True):
     ] = 30.0
     ready_fd: ReadyFd | None = None
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    log_format: LogFormat = LogForm.TEXT

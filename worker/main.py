@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
     setproctitle(f"tandem-worker {chosen.model}")
     signals = Signals()
     try:
-        logs.configure("worker", chosen.log_level)
+        logs.configure("worker", chosen.log_level, chosen.log_format)
         serve(chosen, reporter, signals)
     except DeviceFailed as error:
         return _stopped(reporter, str(error), EXIT_DEVICE)

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol.lifecycle import ReadyFd
+from protocol.logs import LogForm, LogFormat
 from protocol.model_files import LoadFormat
 
 
@@ -78,3 +79,4 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     ] = 30.0
     ready_fd: ReadyFd | None = None
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    log_format: LogFormat = LogForm.TEXT

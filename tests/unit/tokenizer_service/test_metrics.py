@@ -3,7 +3,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.data_link import FailCode, FinishReason, Load, Usage
+from protocol.activity import Activity, LaneActivity, PlanInForce, Sharing
+from protocol.data_link import FailCode, FinishReason, Load, Status, Usage
 from protocol.slo import RequestObjectives
 from tokenizer_service.events import Admitted, Broken, Done, NewTokens
 from tokenizer_service.metrics import LATENCY_S, Compat, Metrics
@@ -47,6 +48,9 @@ def test_latencies_and_tokens_are_counted_under_each_prefix(prefix: str) -> None
     assert value("inter_token_latency_seconds_bucket", "0.001") == 0
     assert value("inter_token_latency_seconds_bucket", "0.0025") == 1
     assert value("e2e_request_latency_seconds_sum") == pytest.approx(1.0)
+    assert value("request_time_per_output_token_seconds_sum") == pytest.approx(0.5 / 3)
+    assert value("prefix_cache_queries_total") == 7
+    assert value("prefix_cache_hits_total") == 3
     assert value("prompt_tokens_total") == 7
     assert value("prompt_tokens_cached_total") == 3
     assert value("generation_tokens_total") == 3
@@ -115,3 +119,31 @@ async def test_answers_are_counted_by_route_not_by_what_clients_write(stack: Sta
     assert told["tandem_http_responses_total", frozenset({"/v1/models/{model}", "200"})] == 1
     assert told["tandem_http_responses_total", frozenset({"/v1/models/{model}", "404"})] == 1
     assert told["tandem_http_responses_total", frozenset({"other", "404"})] == 2
+
+
+async def test_lanes_split_and_preemptions_are_the_workers(make_stack: MakeStack) -> None:
+    stack = await make_stack(metrics_compat=Compat.VLLM)
+    plan = PlanInForce(seq=9, sharing=Sharing.DISJOINT, prefill_units=12, decode_units=4)
+    activity = Activity(
+        unit="SM",
+        units=16,
+        plan=plan,
+        prefill=LaneActivity(busy_s=1.5, tokens=100, launches=3),
+        decode=LaneActivity(busy_s=2.5, tokens=50, launches=40),
+        both_s=1.25,
+        retractions=2,
+    )
+    stack.worker.send(Status(stack.worker.credits, stack.worker.load, activity))
+    await stack.when(lambda: stack.link.worker.activity is not None)
+    told = await read(stack)
+
+    def value(name: str, *labels: str) -> float:
+        return told[name, frozenset({"tiny-model", "0", *labels})]
+
+    assert value("tandem_partition_units", "prefill") == 12
+    assert value("tandem_lane_busy_seconds_total", "decode") == 2.5
+    assert value("tandem_lane_tokens_total", "prefill") == 100
+    assert value("tandem_lane_launches_total", "decode") == 40
+    assert value("tandem_lanes_both_busy_seconds_total") == 1.25
+    assert value("tandem_plan_seq") == 9
+    assert value("tandem_num_preemptions_total") == value("vllm:num_preemptions_total") == 2
