@@ -11,6 +11,7 @@ from scheduler.core import CoreConfig, SchedulerCore
 from scheduler.estimator.statistics import none_yet
 from scheduler.metrics import SchedulerCollector
 from tokenizer_service.metrics import Compat, Metrics
+from tokenizer_service.worker_state import WorkerState
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "tandem.json").read_text())
@@ -18,16 +19,17 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 
 class Told:
-    """A worker that has reported."""
+    """A link to a worker that has reported."""
 
-    class worker:
+    def __init__(self) -> None:
         plan = PlanInForce(seq=1, sharing=Sharing.SHARED, prefill_units=2, decode_units=2)
         activity = Activity(unit="core", units=2, plan=plan)
+        self.worker = WorkerState(since=0.0, activity=activity)
 
 
 def served() -> set[str]:
     """Names of all samples; those that appear with their first value, as families name them."""
-    gateway = Metrics("m", [Told], Compat.NONE)._registry
+    gateway = Metrics("m", [Told()], Compat.NONE)._registry
     scheduler = CollectorRegistry()
     core = SchedulerCore(None, CoreConfig(peer="s", policy="p", version=1))
     scheduler.register(SchedulerCollector(core, none_yet))
