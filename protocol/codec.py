@@ -1,7 +1,8 @@
 """Messages to bytes and back: MessagePack for the bytes, msgspec for types, ranges and lengths.
 
-Two steps because each has what the other lacks: msgpack has limits on what it unpacks (a header of
-five bytes can claim four billion elements), msgspec checks the result against the message types.
+Unpacking takes two steps because each has what the other lacks: msgpack has limits on what it
+unpacks (a header of five bytes can claim four billion elements), msgspec checks the result against
+the message types. Packing is msgspec's alone: a worker packs hundreds of rows an iteration.
 Whatever is wrong with a peer's bytes is one exception, so that a main loop has one thing to catch.
 """
 
@@ -26,6 +27,10 @@ In = TypeVar("In")
 _BYTES = (bytes,)
 _MAYBE_NOT_FINITE = re.compile(rb"\xca[\x7f\xff][\x80-\xff]|\xcb[\x7f\xff][\xf0-\xff]")
 """A float32 or float64 whose exponent is all ones. May hit inside a `bin`, never misses one."""
+_BEGINS = (b"\xca\x7f", b"\xca\xff", b"\xcb\x7f", b"\xcb\xff")
+"""How each of these begins: looking for two bytes is ten times as fast as the pattern."""
+_PACK = msgspec.msgpack.Encoder().encode
+"""From structs to bytes in one step; what msgpack would pack, byte for byte."""
 
 
 class Malformed(Exception):
@@ -38,13 +43,12 @@ def encode(message: Struct) -> bytes:
     Raises ValueError for what no peer would accept: more than MAX_MESSAGE_BYTES, or a float that is
     not finite.
     """
-    plain = msgspec.to_builtins(message, builtin_types=_BYTES)
-    data = cast(bytes, msgpack.packb(plain))
+    data = _PACK(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(
             f"{type(message).__name__} of {len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}"
         )
-    if _MAYBE_NOT_FINITE.search(data) and not _all_finite(plain):
+    if _may_hold_not_finite(data) and not _all_finite(_unpack(data)):
         raise ValueError(f"{type(message).__name__} holds a float that is not finite")
     return data
 
@@ -64,9 +68,13 @@ class Codec(Generic[In]):
             message = msgspec.convert(plain, self._accepts, builtin_types=_BYTES)
         except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
             raise Malformed(f"{type(error).__name__}: {str(error)[:200]}") from None
-        if _MAYBE_NOT_FINITE.search(data) and not _all_finite(plain):
+        if _may_hold_not_finite(data) and not _all_finite(plain):
             raise Malformed("a float is not finite")
         return cast(In, message)
+
+
+def _may_hold_not_finite(data: bytes) -> bool:
+    return any(b in data for b in _BEGINS) and _MAYBE_NOT_FINITE.search(data) is not None
 
 
 def _unpack(data: bytes) -> object:
