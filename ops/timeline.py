@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from ops import explain, run_dir
 from ops.timelines.figures import lines
+from ops.timelines.picture import draw
 from ops.timelines.trace import Heard, Recording, trace
 from protocol import PROTOCOL_VERSION, settings
 from protocol.control_link import (
@@ -49,6 +50,10 @@ class TimelineSettings(Struct, frozen=True, kw_only=True):
     output: Annotated[
         str, Meta(description="file to write; .gz packs it. Open it at ui.perfetto.dev")
     ] = "timeline.json"
+    picture: Annotated[
+        str | None, Meta(description="a PNG or SVG of the end of it besides; needs matplotlib")
+    ] = None
+    picture_seconds: Annotated[float, Meta(gt=0, description="that the picture shows")] = 0.5
 
 
 class TimelineError(Exception):
@@ -64,7 +69,9 @@ def main(arguments: Sequence[str]) -> int:
         folder = Path(asked.run_dir) if asked.run_dir else run_dir.find(environ)
         recording = asyncio.run(record(folder, asked.seconds))
         write(recording, Path(asked.output))
-    except (run_dir.RunDirError, TimelineError, OSError) as error:
+        if asked.picture is not None:
+            draw(recording, Path(asked.picture), min(asked.picture_seconds, asked.seconds))
+    except (run_dir.RunDirError, TimelineError, OSError, ModuleNotFoundError) as error:
         print(f"tandem timeline: {error}", file=sys.stderr)
         return 1
     print("\n".join(lines(recording)))

@@ -10,6 +10,7 @@ import pytest
 
 from ops import timeline
 from ops.timelines.figures import lane_figures, lines
+from ops.timelines.picture import draw
 from ops.timelines.trace import DEVICE, SCHEDULER, TRACKS, Heard, Recording, trace
 from protocol.control_link import (
     Arrived,
@@ -174,6 +175,14 @@ def test_a_trace_is_packed_by_its_name(recording: Recording, tmp_path: Path) -> 
     timeline.write(recording, tmp_path / "t.json")
     plain = json.loads((tmp_path / "t.json").read_bytes())
     assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())) == plain
+
+
+def test_a_picture_shows_the_end_of_it(recording: Recording, tmp_path: Path) -> None:
+    draw(recording, tmp_path / "t.png", 0.05)
+    draw(Recording(SNAPSHOT, ()), tmp_path / "empty.png", 0.05)
+    shown, empty = ((tmp_path / name).read_bytes() for name in ("t.png", "empty.png"))
+    assert shown.startswith(b"\x89PNG")
+    assert shown != empty
 
 
 def test_without_a_worker_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
