@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 COMMANDS = {
     "serve": ("ops.serve", "start a server: worker, scheduler and gateway"),
+    "chat": ("ops.chat", "talk to a running server in the terminal"),
     "swap": ("ops.swap", "replace the scheduler of a running server"),
     "status": ("ops.status", "show what a running server consists of"),
     "profile": ("ops.profile", "measure a model on this device, for the scheduler"),
