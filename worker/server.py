@@ -98,7 +98,10 @@ class Server:
 
     def turn(self) -> bool:
         """Do what is due; return whether anything was. Raises DeviceFailed."""
-        completions = self._executor.poll()
+        try:
+            completions = self._executor.poll()
+        except RuntimeError as error:  # CUDA's sticky errors among them: nothing here mends one
+            raise DeviceFailed(f"the device failed: {error}") from error
         for completion in completions:
             self._feed(Completed(completion))
         messages = self._take_data() + self._take_control()
@@ -149,7 +152,10 @@ class Server:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case LaunchWork(work):
-                self._executor.launch(work)
+                try:
+                    self._executor.launch(work)
+                except RuntimeError as error:
+                    raise DeviceFailed(f"the device refused a launch: {error}") from error
             case SendData(peer, message):
                 self._data.send(message, self._clock(), peer)
             case SendControl(peer, message):

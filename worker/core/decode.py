@@ -159,7 +159,7 @@ class DecodeLane:
         self.blocked = None
         fused = order.decode.fused
         limit = self._parts.info.max_prefill_tokens
-        budget = min(fused.max_chunk, fused.token_budget - rows, limit)
+        budget = min(fused.max_chunk, min(fused.token_budget, limit) - rows)
         riding: Fused = []
         for request in self._listed(order) if budget > 0 else ():
             stay = request.stay

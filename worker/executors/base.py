@@ -165,7 +165,7 @@ class DeviceInfo:
     """Tokens."""
     max_slots: int
     max_prefill_tokens: int
-    """New tokens of one prefill batch at most (what activations were reserved for)."""
+    """Tokens of one launch at most, decode rows included: what activations were reserved for."""
     notes: tuple[str, ...] = field(default=())
     """Warnings for the operator: what this machine cannot do, and why."""
 

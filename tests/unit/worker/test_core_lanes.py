@@ -305,3 +305,19 @@ def test_a_prompt_may_go_on_in_the_other_lane_once_it_has_landed():
     world.expect_right(ref)
     assert world.quanta()
     assert len(world.iterations()) > 9
+
+
+def test_rows_and_the_chunks_beside_them_stay_within_what_the_device_reserved():
+    world = World(device(max_prefill_tokens=7))
+    running = [world.submit(f"r{i}", 4, max_tokens=40) for i in range(3)]
+    rider = world.submit("rider", 50, max_tokens=4)
+    world.attach()
+    fused = FusedChunks((rider,), 100, 100)
+    world.plan([[ref] for ref in running], decode=DecodePlan(fused=fused))
+    world.run.run_idle()
+    sizes = [
+        len(batch.slots) + sum(len(row.token_ids) for row in batch.chunks)
+        for batch in world.iterations()
+    ]
+    assert max(sizes) == 7
+    world.expect_right(*running, rider)

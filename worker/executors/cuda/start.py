@@ -56,6 +56,11 @@ def start_from_settings(
 
     if settings.dtype is DType.FLOAT32:
         raise CudaUnfit("--dtype float32: the lanes on a GPU compute in bfloat16 only")
+    if settings.max_prefill_tokens < settings.max_num_seqs:
+        raise CudaUnfit(
+            f"--max-prefill-tokens {settings.max_prefill_tokens}: an iteration of --max-num-seqs"
+            f" {settings.max_num_seqs} rows needs room for as many tokens"
+        )
     device = torch.device("cuda", 0)
     model = load_weights(settings, name, files, device, torch.bfloat16, tell)
     config = CudaConfig(
