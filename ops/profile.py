@@ -188,8 +188,10 @@ def empty(info: DeviceInfo) -> Profile:
             num_layers=model.num_layers,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
+            num_heads=model.num_heads,
         ),
         partitions=info.partitions,
+        row_sizes=info.row_sizes,
     )
 
 

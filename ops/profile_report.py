@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from ops import config
 from scheduler.estimator import solo
-from scheduler.estimator.profile import Deviation, Fit, Profile, ProfileError, load
+from scheduler.estimator.profile import Fit, Profile, ProfileError, load
 
 Pair = tuple[float, float]
 
@@ -62,18 +62,22 @@ def page(found: Profile, pictures: Sequence[str]) -> str:
 
 
 def fit_table(fit: Fit | None) -> str:
-    """Return the errors on held-out samples, and the pieces of each fit."""
+    """Return the errors on held-out samples."""
     if fit is None:
         return "There are too few samples for a fit."
-    lines = ["| lane | largest error | mean error | held out | pieces by units |",
-             "|---|---|---|---|---|"]  # fmt: skip
-    for lane, fits, off in (
-        ("prefill", fit.prefill, fit.prefill_deviation),
-        ("decode", fit.decode, fit.decode_deviation),
-    ):
-        pieces = ", ".join(f"{each.units}: {len(each.pieces)}" for each in fits)
-        lines.append(f"| {lane} | {_share(off, 'largest')} | {_share(off, 'mean')} |"
-                     f" {off.samples} | {pieces} |")  # fmt: skip
+    lines = [
+        "| | largest error | mean error | held out |",
+        "|---|---|---|---|",
+        *(
+            f"| {lane} | {off.largest:.1%} | {off.mean:.1%} | {off.samples} |"
+            for lane, off in (
+                ("prefill", fit.prefill_deviation),
+                ("decode", fit.decode_deviation),
+                ("decode, rows of very different contexts", fit.uneven_deviation),
+            )
+            if off.samples
+        ),
+    ]
     return "\n".join(lines)
 
 
@@ -100,7 +104,7 @@ def predictions(found: Profile) -> dict[str, list[Pair]]:
     """Return (measured, predicted) seconds of every solo sample, by lane."""
     if found.fit is None:
         return {}
-    prefill, decode = solo.prefill_lane(found.fit.prefill), solo.decode_lane(found.fit.decode)
+    prefill, decode = solo.PrefillLane(found.fit), solo.DecodeLane(found.fit)
     return {
         "prefill": [(s.seconds, prefill.seconds(s.units, s.load)) for s in found.prefill],
         "decode": [(s.seconds, decode.seconds(s.units, s.load)) for s in found.decode],
@@ -154,8 +158,3 @@ def _save(figure: Any, folder: Path, name: str) -> str:
     figure.savefig(folder / f"{name}.svg")
     pyplot.close(figure)
     return name
-
-
-def _share(found: Deviation, which: str) -> str:
-    value: float = getattr(found, which)
-    return f"{100 * value:.1f} %"

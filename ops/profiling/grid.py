@@ -20,8 +20,10 @@ FIRST_PREFILL, FIRST_DECODE, FIRST_PAIR = 64, 128, 2048
 STEP = 4
 PAIR_ROWS = 4
 """Steps of the batch sizes of pairs."""
-FINE_FROM = 256
-"""New tokens from which on the grid has half steps: below, weights are what takes the time."""
+NEW = (*range(64, 512, 64), *range(512, 1536, 128), *range(1536, 2560, 256),
+       *range(2560, 4096, 512), 4096, 5120, 6144, 7168, 8192)  # fmt: skip
+"""New tokens of prompts that reuse nothing: matrix products go up in steps of their tiles, so the
+line is close where a step is much of the whole."""
 HELD_OUT = 8
 """Points off the grid for each lane and size of its side."""
 UNEVEN = 3
@@ -114,6 +116,14 @@ def coarse_first(values: Sequence[T]) -> list[tuple[int, T]]:
     return [(rounds[i], value) for i, value in enumerate(values)]
 
 
+def lines(known: Sequence[int], last: int) -> list[int]:
+    """Return those of `known` below `last`, doublings of their last one, and `last` itself."""
+    found = [value for value in known if value < last]
+    if found and known[-1] < last:
+        found += sizes(2 * known[-1], last, 2)
+    return sorted({*found, max(1, last)})
+
+
 def halved(values: Sequence[int], least: int) -> list[int]:
     """Return the values with one more between two neighbours from `least` on."""
     found = [values[0]]
@@ -174,13 +184,13 @@ Prompts = tuple[tuple[int, int], ...]
 def _prompts(limits: Limits, side: int) -> Iterator[tuple[int, Prompts, bool]]:
     """Yield batches with their rounds, on the grid and off it (True)."""
     powers = sizes(min(FIRST_PREFILL, limits.new), limits.new, 2)
-    new = coarse_first(halved(powers, FINE_FROM))
     longest = max(1, limits.length - limits.new - 1)
+    for a, n in coarse_first(lines(NEW, limits.new)):
+        yield min(a, 2), ((n, 0),), False
     reused = coarse_first([0, *sizes(FIRST_PAIR, longest)])
-    for (a, n), (b, r) in product(new, reused):
-        if n in powers or not r:
-            yield a + b, ((n, r),), False
-        if n in powers and n >= 4 * FIRST_PREFILL and r <= STEP * FIRST_PAIR:
+    for (a, n), (b, r) in product(coarse_first(powers), reused):
+        yield a + b, ((n, r),), False
+        if n >= 4 * FIRST_PREFILL and r <= STEP * FIRST_PAIR:
             yield 1 + a + b, ((n // 4, r),) * 4, False
     rng = random.Random(SEED * 1000 + side)
     for index in range(HELD_OUT):
@@ -212,9 +222,14 @@ def _fit(prompts: Prompts, limits: Limits) -> bool:
 
 
 def _decode(info: DeviceInfo, limits: Limits) -> Ranked:
-    rows = coarse_first(halved(sizes(1, limits.rows, 2), 8))
+    known = info.row_sizes or halved(sizes(1, limits.rows, 2), 8)
+    rows = lines(known, limits.rows)
+    coarse = sizes(1, limits.rows, PAIR_ROWS)
     for p, side in _each_soon(_sides(info, "decode_units")):
-        for a, count in rows:
+        for a, count in coarse_first(rows):
+            shortest = min(FIRST_DECODE, _longest(count, limits))
+            yield (p + min(a, 2), 1, p), DecodeCell(side, count, shortest)
+        for a, count in coarse_first(coarse):
             longest = _longest(count, limits)
             for b, context in coarse_first(sizes(min(FIRST_DECODE, longest), longest)):
                 yield (p + a + b, 1, p), DecodeCell(side, count, context)

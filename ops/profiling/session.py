@@ -228,7 +228,7 @@ Sample = PrefillSample | DecodeSample | CorunSample
 def fitted(found: Profile) -> Profile:
     """Return the profile with a fit of its samples, if there are enough for one."""
     try:
-        return replace(found, fit=fit(found.prefill, found.decode))
+        return replace(found, fit=fit(found))
     except TooFewSamplesError:
         return found
 

@@ -42,8 +42,8 @@ class FittedEstimator:
             )
         self.errors = none_yet()
         self._profile = profile
-        self._prefill = solo.prefill_lane(profile.fit.prefill)
-        self._decode = solo.decode_lane(profile.fit.decode)
+        self._prefill = solo.PrefillLane(profile.fit)
+        self._decode = solo.DecodeLane(profile.fit)
         self._guard = Guard((cell_of(s.units, s.load, s.beside), s.slowdown) for s in profile.corun)
         self._ratios: dict[int, float] = {}
         """Measured over predicted prefill time, by units."""

@@ -1,186 +1,247 @@
-"""Makes the coefficients of `solo.py` from samples: non-negative least squares of relative errors.
+"""Makes the lines and coefficients of `solo.py` from samples. Offline only, with numpy.
 
-Offline only, with numpy. One fit per partition size; where it misses, it is split into pieces by
-size as long as that helps (MuxWise has one piece: kernels that change with the shape want more).
+For each partition size: a rising line over the sizes that were measured in their simplest form
+(prompts that reuse nothing, the shortest contexts) and the coefficients of the other terms, all
+together by non-negative least squares of relative errors.
 """
 
-import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import combinations
-from typing import Generic, TypeVar
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.estimator import solo
-from scheduler.estimator.loads import DecodeLoad, PrefillLoad
 from scheduler.estimator.profile import (
     DecodeSample,
     Deviation,
     Fit,
-    Piece,
+    Line,
     PrefillSample,
+    Profile,
     UnitsFit,
 )
 
 Array = NDArray[np.float64]
 S = TypeVar("S", PrefillSample, DecodeSample)
-Terms = Callable[[S], tuple[float, ...]]
 
-HELD_OUT = 5
-"""One sample of so many is kept from the fit, to measure it by."""
-GOOD = 0.03
-"""Largest relative error at which a fit is not split further."""
-MOST_PIECES = 4
-WORTH = 0.85
-"""A split must bring the largest error down to this share of it."""
-POLISH = 20
+GOOD = 0.003
+"""Largest relative error at which a fit is not polished further."""
+POLISH = 12
 """Rounds that weigh the worst samples more: the largest error counts, not the mean alone."""
-SEED = 0
+HEAVIEST = 20.0
+"""Weight of a sample at most, times the mean."""
+LEAST = 4
+"""Samples for a fit, and for a line half of them."""
+TILE = {"SM": 128, "core": 1}
+"""Rows of a tile of matrix products."""
+HELD_OUT = 5
+"""Where no sample is off the grid, one of so many is held out."""
 
 
 class TooFewSamplesError(ValueError):
     """There is nothing to fit. The message names the lane and the count."""
 
 
-def nonnegative(matrix: Array, target: Array) -> Array:
-    """Return the non-negative least-squares solution of matrix @ x = target.
+def fit(found: Profile) -> Fit:
+    """Return both lanes' predictors, with their errors on the samples that were held out.
 
-    The few columns allow the exact way: the best of all subsets whose solution has no negative.
-    matrix [samples, terms], target [samples] → [terms].
+    What was held out stays out, so that the errors are those of the fit that is used. Raises
+    TooFewSamplesError.
     """
-    terms = matrix.shape[1]
-    scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
-    scaled = matrix / scale
-    best, best_x = float(np.square(target).sum()), np.zeros(terms)
-    for size in range(1, terms + 1):
-        for chosen in combinations(range(terms), size):
-            columns = scaled[:, chosen]
-            part = np.linalg.lstsq(columns, target, rcond=None)[0]
-            rest = float(np.square(columns @ part - target).sum())
-            if part.min() >= 0 and rest < best:
-                best, best_x = rest, np.zeros(terms)
-                best_x[list(chosen)] = part
-    solution: Array = best_x / scale
+    prefill, prefill_held = split_samples(found.prefill)
+    decode, decode_held = split_samples([s for s in found.decode if not s.longest])
+    tile = TILE.get(found.hardware.unit, 1)
+    heads = found.model.num_heads if tile > 1 else 0
+    sizes = found.row_sizes
+    none = Deviation(0.0, 0.0, 0)
+    made = Fit(
+        prefill=_by_units("prefill", prefill, lambda units, group: _prefill(units, group, heads)),
+        decode=_by_units("decode", decode, lambda units, group: _decode(units, group, sizes)),
+        tile=tile,
+        heads=heads,
+        most_new=max(_new(sample) for sample in prefill),
+        row_sizes=sizes,
+        prefill_deviation=none,
+        decode_deviation=none,
+    )
+    return measured(made, prefill_held, decode_held, [s for s in found.decode if s.longest])
+
+
+def measured(
+    made: Fit,
+    prefill: Sequence[PrefillSample],
+    decode: Sequence[DecodeSample],
+    uneven: Sequence[DecodeSample],
+) -> Fit:
+    """Return the fit with its errors on samples that it has not seen."""
+    prefills, iterations = solo.PrefillLane(made), solo.DecodeLane(made)
+    known = {each.units for each in made.prefill}, {each.units for each in made.decode}
+    return Fit(
+        prefill=made.prefill,
+        decode=made.decode,
+        tile=made.tile,
+        heads=made.heads,
+        most_new=made.most_new,
+        row_sizes=made.row_sizes,
+        prefill_deviation=deviation(
+            [_off(prefills.seconds(s.units, s.load), s.seconds) for s in prefill
+             if s.units in known[0]]
+        ),
+        decode_deviation=deviation(_iterations_off(iterations, decode, known[1])),
+        uneven_deviation=deviation(_iterations_off(iterations, uneven, known[1])),
+    )  # fmt: skip
+
+
+def split_samples(samples: Sequence[S]) -> tuple[list[S], list[S]]:
+    """Return (to fit, held out): those off the grid are held out; without any, every fifth."""
+    if any(sample.held_out for sample in samples):
+        return [s for s in samples if not s.held_out], [s for s in samples if s.held_out]
+    held = [s for number, s in enumerate(samples) if number % HELD_OUT == HELD_OUT - 1]
+    return [s for number, s in enumerate(samples) if number % HELD_OUT != HELD_OUT - 1], held
+
+
+def _by_units(
+    lane: str, samples: Sequence[S], make: Callable[[int, list[S]], UnitsFit]
+) -> tuple[UnitsFit, ...]:
+    groups: dict[int, list[S]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.units].append(sample)
+    fits = tuple(make(u, group) for u, group in sorted(groups.items()) if len(group) >= LEAST)
+    if not fits:
+        raise TooFewSamplesError(
+            f"{lane}: {len(samples)} samples on {len(groups)} partition sizes, "
+            f"at least {LEAST} on one are needed"
+        )
+    return fits
+
+
+# --- one lane on so many units ---
+
+
+def _prefill(units: int, samples: list[PrefillSample], heads: int) -> UnitsFit:
+    terms = np.array([solo.prefill_terms(s.load, units, heads) for s in samples], dtype=float)
+    simplest = simplest_of(samples, _new, lambda s: (s.load.reused, len(s.prompts)))
+    sizes = np.array([_new(sample) for sample in samples], dtype=float)
+    return _line_and_rest(units, samples, terms, sizes, simplest)
+
+
+def _decode(units: int, samples: list[DecodeSample], row_sizes: Sequence[int]) -> UnitsFit:
+    terms = np.array([solo.decode_terms(s.load) for s in samples], dtype=float)
+
+    def rows(sample: DecodeSample) -> int:
+        return solo.row_size(row_sizes, sample.rows)
+
+    simplest = simplest_of(samples, rows, lambda s: (s.context, 0))
+    sizes = np.array([rows(sample) for sample in samples], dtype=float)
+    return _line_and_rest(units, samples, terms, sizes, simplest)
+
+
+def simplest_of(
+    samples: Sequence[S], size: Callable[[S], int], order: Callable[[S], tuple[int, int]]
+) -> list[int]:
+    """Return the index of the simplest sample of each size, by ascending size. A size whose
+    simplest sample is not as simple as the others' is left out: most of it is attention.
+    """
+    best: dict[int, int] = {}
+    for index, sample in enumerate(samples):
+        known = best.get(size(sample))
+        if known is None or order(sample) < order(samples[known]):
+            best[size(sample)] = index
+    found = [best[each] for each in sorted(best)]
+    plain = [i for i in found if isinstance(samples[i], DecodeSample) or not order(samples[i])[0]]
+    return plain if len(plain) >= LEAST // 2 else found
+
+
+def _line_and_rest(
+    units: int, samples: Sequence[S], terms: Array, sizes: Array, simplest: list[int]
+) -> UnitsFit:
+    """Fit the line over the sizes of the simplest samples, and the coefficients of `terms`."""
+    seconds = np.array([sample.seconds for sample in samples])
+    knots = sizes[simplest]
+    found = relative(np.hstack([rises(sizes, knots), terms]), seconds)
+    heights, theta = np.cumsum(found[: len(knots)]), found[len(knots) :]
+    heights = np.maximum(heights, 1e-9)
+    return UnitsFit(
+        units, Line(tuple(knots.tolist()), tuple(heights.tolist())), tuple(theta.tolist())
+    )
+
+
+def rises(sizes: Array, knots: Array) -> Array:
+    """Return how much of the height at the first knot, and of the rise to each of the others, is in
+    a size: what makes a line that never falls of coefficients that are never negative. The last
+    rise goes on. sizes [samples], knots [knots], ascending → [samples, knots].
+    """
+    columns = [np.ones(len(sizes))]
+    for low, high in pairwise(knots.tolist()):
+        share = np.maximum((sizes - low) / (high - low), 0.0)
+        columns.append(share if high == knots[-1] else np.minimum(share, 1.0))
+    return np.stack(columns, axis=1)
+
+
+def relative(terms: Array, seconds: Array) -> Array:
+    """Return non-negative coefficients by which `terms` make `seconds`, with small relative errors,
+    the largest one above all: each round weighs a sample by the error that it has (Lawson).
+    terms [samples, terms], seconds [samples] → [terms].
+    """
+    matrix = terms / seconds[:, None]
+    scale = np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
+    matrix = matrix / scale
+    weights = np.ones(len(seconds))
+    best, least = np.zeros(terms.shape[1]), np.inf
+    for _ in range(POLISH):
+        root = np.sqrt(weights)
+        found = nonnegative(matrix * root[:, None], root)
+        errors = np.abs(matrix @ found - 1)
+        worst = float(errors.max())
+        if worst / 2 + float(errors.mean()) < least:
+            best, least = found, worst / 2 + float(errors.mean())
+        if worst < GOOD:
+            break
+        weights = weights * (errors + 0.3 * worst) / worst
+        weights = np.minimum(weights / weights.mean(), HEAVIEST)
+    solution: Array = best / scale
     return solution
 
 
-def relative(matrix: Array, seconds: Array) -> Array:
-    """Return non-negative coefficients of small relative errors, the largest one above all.
+def nonnegative(matrix: Array, target: Array) -> Array:
+    """Return the non-negative least-squares solution of matrix @ x = target (Lawson and Hanson).
 
-    Lawson's weights: each round weighs a sample by the error that it has.
+    matrix [samples, terms], target [samples] → [terms].
     """
-    weights = np.ones(len(seconds))
-    best, best_error = None, np.inf
-    for _ in range(POLISH):
-        root = np.sqrt(weights / weights.sum())
-        theta = nonnegative(matrix / seconds[:, None] * root[:, None], root)
-        errors = np.abs(matrix @ theta / seconds - 1)
-        if errors.max() < best_error:
-            best, best_error = theta, float(errors.max())
-        if best_error < GOOD:
+    gram, aim = matrix.T @ matrix, matrix.T @ target
+    tiny = 1e-11 * max(1.0, float(np.abs(aim).max(initial=0.0)))
+    used = np.zeros(len(aim), dtype=bool)
+    x: Array = np.zeros(len(aim))
+    for _ in range(3 * len(aim)):
+        gain = np.where(used, -np.inf, aim - gram @ x)
+        if gain.max() <= tiny:
             break
-        weights = weights * (errors + 0.1 * errors.max()) / max(errors.max(), 1e-12)
-    assert best is not None
-    return best
+        used[int(gain.argmax())] = True
+        x = _inner(gram, aim, used, x)
+    return x
 
 
-class _Pieces(Generic[S]):
-    """Samples of one partition size, by ascending size, and the spans that are fitted apart."""
-
-    def __init__(self, samples: Sequence[S], size: Callable[[S], int], terms: Terms[S]) -> None:
-        ordered = sorted(samples, key=size)
-        self.sizes = [size(sample) for sample in ordered]
-        self.spans: list[tuple[int, int]] = [(0, len(ordered))]
-        self._matrix = np.array([terms(sample) for sample in ordered], dtype=float)
-        self._seconds = np.array([sample.seconds for sample in ordered])
-        self._least = 2 * self._matrix.shape[1]
-
-    def theta(self, span: tuple[int, int]) -> Array:
-        """Return the coefficients of a span."""
-        part = slice(*span)
-        return relative(self._matrix[part], self._seconds[part])
-
-    def error(self, span: tuple[int, int]) -> float:
-        """Return the largest relative error of a span's own fit."""
-        part = slice(*span)
-        fitted = self._matrix[part] @ self.theta(span)
-        return float(np.abs(fitted / self._seconds[part] - 1).max())
-
-    def split(self) -> bool:
-        """Split the worst span where that helps most; False when nothing pays."""
-        errors = [self.error(span) for span in self.spans]
-        worst = int(np.argmax(errors))
-        first, last = self.spans[worst]
-        middle = range(first + self._least, last - self._least + 1)
-        borders = [at for at in middle if self.sizes[at - 1] < self.sizes[at]]
-        if errors[worst] <= GOOD or not borders:
-            return False
-
-        def left(at: int) -> float:
-            return max(self.error((first, at)), self.error((at, last)))
-
-        border = min(borders, key=left)
-        if left(border) > WORTH * errors[worst]:
-            return False
-        self.spans[worst : worst + 1] = [(first, border), (border, last)]
-        return True
+def _inner(gram: Array, aim: Array, used: NDArray[np.bool_], x: Array) -> Array:
+    """Solve for the terms in use, and drop those that would turn negative."""
+    while used.any():
+        at = np.flatnonzero(used)
+        wanted: Array = np.zeros(len(aim))
+        wanted[at] = np.linalg.lstsq(gram[np.ix_(at, at)], aim[at], rcond=None)[0]
+        if wanted[at].min() > 0:
+            return wanted
+        falling = at[wanted[at] <= 0]
+        step = float((x[falling] / (x[falling] - wanted[falling] + 1e-300)).min())
+        x = np.where(used, x + step * (wanted - x), 0.0)
+        used &= x > 1e-13 * max(float(x.max()), 1e-300)
+        x = np.where(used, x, 0.0)
+    return np.zeros(len(aim))
 
 
-def fit_pieces(
-    samples: Sequence[S], size: Callable[[S], int], terms: Terms[S]
-) -> tuple[Piece, ...]:
-    """Return coefficients, in as many pieces as pay. `samples` must not be empty."""
-    pieces = _Pieces(samples, size, terms)
-    while len(pieces.spans) < MOST_PIECES and pieces.split():
-        pass
-    return tuple(
-        Piece(float(pieces.sizes[span[1] - 1]), tuple(map(float, pieces.theta(span))))
-        for span in pieces.spans
-    )
-
-
-def split_samples(samples: Sequence[S], size: Callable[[S], int]) -> tuple[list[S], list[S]]:
-    """Return (to fit, held out). Where the profiler has measured points to hold out, those; else
-    some of all, the smallest and the largest of each partition size apart: an error beyond the
-    profiled range says nothing about the fit within it.
-    """
-    if any(sample.held_out for sample in samples):
-        return [s for s in samples if not s.held_out], [s for s in samples if s.held_out]
-    rng = random.Random(SEED)
-    by_units: dict[int, list[S]] = defaultdict(list)
-    for sample in samples:
-        by_units[sample.units].append(sample)
-    used: list[S] = []
-    held: list[S] = []
-    for group in by_units.values():
-        ends = {min(size(s) for s in group), max(size(s) for s in group)}
-        inner = [s for s in group if size(s) not in ends]
-        chosen = {id(s) for s in rng.sample(inner, len(inner) // HELD_OUT)}
-        held += [s for s in group if id(s) in chosen]
-        used += [s for s in group if id(s) not in chosen]
-    return used, held
-
-
-def fit_units(
-    lane: str, samples: Sequence[S], size: Callable[[S], int], terms: Terms[S], least: int
-) -> tuple[UnitsFit, ...]:
-    """Return a fit per partition size of `least` samples or more. Raises TooFewSamplesError."""
-    by_units: dict[int, list[S]] = defaultdict(list)
-    for sample in samples:
-        by_units[sample.units].append(sample)
-    fits = tuple(
-        UnitsFit(units, fit_pieces(group, size, terms))
-        for units, group in sorted(by_units.items())
-        if len(group) >= least
-    )
-    if not fits:
-        raise TooFewSamplesError(
-            f"{lane}: {len(samples)} samples on {len(by_units)} partition sizes, "
-            f"at least {least} on one are needed"
-        )
-    return fits
+# --- errors ---
 
 
 def deviation(errors: Sequence[float]) -> Deviation:
@@ -190,29 +251,11 @@ def deviation(errors: Sequence[float]) -> Deviation:
     )
 
 
-def fit(prefill: Sequence[PrefillSample], decode: Sequence[DecodeSample]) -> Fit:
-    """Return both lanes' predictors with their errors on held-out samples.
-
-    What was held out stays out, so that the errors are those of the fit that is used. Raises
-    TooFewSamplesError.
-    """
-    prefill_used, prefill_held = split_samples(prefill, _new)
-    decode_used, decode_held = split_samples([s for s in decode if not s.longest], _rows)
-    prefill_fits = fit_units(
-        "prefill", prefill_used, _new, _prefill_terms, least=solo.PREFILL_TERMS
-    )
-    decode_fits = fit_units("decode", decode_used, _rows, _decode_terms, least=solo.DECODE_TERMS)
-    prefill_lane, decode_lane = solo.prefill_lane(prefill_fits), solo.decode_lane(decode_fits)
-    return Fit(
-        prefill=prefill_fits,
-        decode=decode_fits,
-        prefill_deviation=deviation(
-            [_off(prefill_lane.seconds(s.units, s.load), s.seconds) for s in prefill_held]
-        ),
-        decode_deviation=deviation(
-            [_off(decode_lane.seconds(s.units, s.load), s.seconds) for s in decode_held]
-        ),
-    )
+def _iterations_off(
+    lane: solo.DecodeLane, samples: Sequence[DecodeSample], known: set[int]
+) -> list[float]:
+    inside = [s for s in samples if s.units in known]
+    return [_off(lane.seconds(s.units, s.load), s.seconds) for s in inside]
 
 
 def _off(predicted: float, measured: float) -> float:
@@ -221,15 +264,3 @@ def _off(predicted: float, measured: float) -> float:
 
 def _new(sample: PrefillSample) -> int:
     return sum(new for new, _ in sample.prompts)
-
-
-def _rows(sample: DecodeSample) -> int:
-    return sample.rows
-
-
-def _prefill_terms(sample: PrefillSample) -> tuple[float, ...]:
-    return solo.prefill_terms(PrefillLoad.of_prompts(sample.prompts))
-
-
-def _decode_terms(sample: DecodeSample) -> tuple[float, ...]:
-    return solo.decode_terms(DecodeLoad(sample.rows, sample.context))

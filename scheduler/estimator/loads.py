@@ -36,27 +36,36 @@ class PrefillLoad(NamedTuple):
     """Σn·r."""
     reused: int
     """Tokens attended to and not computed (Σr)."""
+    rows: int = 1
+    """Prompts."""
 
     @classmethod
     def of_prompts(cls, prompts: Iterable[tuple[int, int]]) -> "PrefillLoad":
         """Return the load of prompts, each given as (new, reused) tokens."""
-        new = squared = times_reused = reused = 0
+        new = squared = times_reused = reused = rows = 0
         for n, r in prompts:
+            rows += 1
             new += n
             squared += n * n
             times_reused += n * r
             reused += r
-        return cls(new, squared, times_reused, reused)
+        return cls(new, squared, times_reused, reused, rows)
 
     @classmethod
     def of_work(cls, work: DeviceWork) -> "PrefillLoad":
         """Return what a quantum that has run was given."""
-        return cls(work.new_tokens, work.new_squared, work.new_times_reused, work.reused_tokens)
+        return cls(
+            work.new_tokens,
+            work.new_squared,
+            work.new_times_reused,
+            work.reused_tokens,
+            work.batch_size,
+        )
 
     @classmethod
     def of_requests(cls, requests: Iterable[RequestView]) -> "PrefillLoad":
         """Return what is left to compute of `requests`, each at least one token."""
-        new = squared = times_reused = reused = 0
+        new = squared = times_reused = reused = rows = 0
         for request in requests:  # written out: asked for many prompts at a decision
             n = to_prefill(request) or 1
             r = request.prompt_tokens - n
@@ -65,8 +74,8 @@ class PrefillLoad(NamedTuple):
             if r > 0:
                 times_reused += n * r
                 reused += r
-        return cls(new, squared, times_reused, reused)
+        return cls(new, squared, times_reused, reused, rows)
 
 
-NOTHING = PrefillLoad(0, 0, 0, 0)
+NOTHING = PrefillLoad(0, 0, 0, 0, 0)
 """No prefill beside decode."""

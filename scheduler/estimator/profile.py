@@ -43,6 +43,8 @@ class Shape(Struct, frozen=True, kw_only=True):
     max_model_len: Units
     vocab_size: Natural = 0
     """0: not known."""
+    num_heads: Natural = 0
+    """Query heads; 0: not known."""
     tensor_parallel: Units = 1
     """Devices that it was spread over."""
 
@@ -128,20 +130,21 @@ class CorunSample(Struct, frozen=True, kw_only=True):
         return max(1.0, self.seconds / self.solo_s)
 
 
-class Piece(Struct, frozen=True, array_like=True):
-    """The coefficients up to a size: decode rows, or new tokens of a prefill."""
+class Line(Struct, frozen=True, array_like=True):
+    """Seconds by size, as measured, rising."""
 
-    upto: Positive
-    theta: tuple[Annotated[float, Meta(ge=0)], ...]
-    """Prefill: of Σn², Σn·r, Σn, 1 (eq. 1). Decode: of Σr, bs, 1 (eq. 2). Seconds."""
+    sizes: Annotated[tuple[Positive, ...], Meta(min_length=1)]
+    """New tokens of a prefill, or rows; ascending."""
+    seconds: Annotated[tuple[Positive, ...], Meta(min_length=1)]
 
 
-class UnitsFit(Struct, frozen=True):
+class UnitsFit(Struct, frozen=True, array_like=True):
     """The fit of one lane on so many units."""
 
     units: Units
-    pieces: Annotated[tuple[Piece, ...], Meta(min_length=1)]
-    """Ascending; the last one goes on beyond its size."""
+    line: Line
+    theta: tuple[Annotated[float, Meta(ge=0)], ...]
+    """Seconds by the terms of `solo.prefill_terms` or `solo.decode_terms`."""
 
 
 class Deviation(Struct, frozen=True):
@@ -157,8 +160,18 @@ class Fit(Struct, frozen=True, kw_only=True):
 
     prefill: Annotated[tuple[UnitsFit, ...], Meta(min_length=1)]
     decode: Annotated[tuple[UnitsFit, ...], Meta(min_length=1)]
+    tile: Units
+    """Rows that matrix products take at a time; 1: no steps."""
+    heads: Natural
+    """Query heads, whose tiles attention works off in rounds; 0: no steps."""
+    most_new: Units
+    """New tokens of the largest prefill that was profiled: longer prompts go in chunks."""
+    row_sizes: tuple[Units, ...]
+    """As in the profile."""
     prefill_deviation: Deviation
     decode_deviation: Deviation
+    uneven_deviation: Deviation = Deviation(0.0, 0.0, 0)
+    """Of iterations over rows of very different contexts, which the terms cannot tell apart."""
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -173,6 +186,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     software: dict[str, str]
     model: Shape
     partitions: Annotated[tuple[Partition, ...], Meta(min_length=1)]
+    row_sizes: tuple[Units, ...] = ()
+    """A decode batch takes as long as one of the next of these sizes; empty: any is its own."""
     prefill: tuple[PrefillSample, ...] = ()
     decode: tuple[DecodeSample, ...] = ()
     corun: tuple[CorunSample, ...] = ()

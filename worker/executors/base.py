@@ -148,6 +148,8 @@ class ModelShape:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    num_heads: int = 0
+    """Query heads; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class DeviceInfo:
     max_slots: int
     max_prefill_tokens: int
     """Tokens of one launch at most, decode rows included: what activations were reserved for."""
+    row_sizes: tuple[int, ...] = field(default=())
+    """A decode batch takes as long as one of the next of these sizes; empty: any is its own."""
     notes: tuple[str, ...] = field(default=())
     """Warnings for the operator: what this machine cannot do, and why."""
 

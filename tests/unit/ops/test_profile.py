@@ -168,10 +168,10 @@ def test_a_profile_predicts_the_device_that_it_was_taken_of(tmp_path):
     assert found.fit is not None
     assert found.fit.decode_deviation.largest < 0.01
     assert found.fit.prefill_deviation.largest < 0.05
-    lane = solo.decode_lane(found.fit.decode)
+    lane = solo.DecodeLane(found.fit)
     law = (5e-3 + 20 * 2e-5 + 20 * 3000 * 2e-8) * 0.42 / (32 / 132)
     assert lane.seconds(32, DecodeLoad(20, 20 * 3000)) == pytest.approx(law, rel=0.01)
-    prefill = solo.prefill_lane(found.fit.prefill)
+    prefill = solo.PrefillLane(found.fit)
     law = (5000 / 42_000 + 2.5e-10 * 5000 * (700 + 2500)) * 132 / 100
     found_s = prefill.seconds(100, PrefillLoad.of_prompts([(5000, 700)]))
     assert found_s == pytest.approx(law, rel=0.03)

@@ -13,7 +13,7 @@ def test_the_page_names_the_device_the_errors_and_the_contention():
     assert "# Profile of m on H200" in page
     assert "116 + 16, 100 + 32, 84 + 48, 68 + 64" in page
     off = PROFILE.fit.decode_deviation
-    assert f"| decode | {100 * off.largest:.1f} % |" in page
+    assert f"| decode | {off.largest:.1%} |" in page
     assert f"| 16 | 4 | {SLOWDOWN:.2f} | {SLOWDOWN:.2f} |" in page
     assert "![fit](fit.svg)" in page
 

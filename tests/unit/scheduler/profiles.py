@@ -3,6 +3,8 @@
 import random
 from itertools import product
 
+from msgspec.structs import replace
+
 from protocol.control_link import Partition
 from scheduler.estimator.fitting import fit
 from scheduler.estimator.profile import (
@@ -41,7 +43,7 @@ def prefill_samples(noise=0.0, seed=0):
             seconds=prefill_law(units, ((new, reused),) * count) * rng.uniform(1, 1 + noise),
         )
         for units in PREFILL_SIDES
-        for new, reused, count in product((64, 512, 2048, 8192), (0, 4096, 32768), (1, 2))
+        for new, reused, count in product((64, 512, 1024, 2048, 8192), (0, 4096, 32768), (1, 2))
     )
 
 
@@ -76,16 +78,15 @@ def corun_samples(slowdown=SLOWDOWN):
 
 
 def profile(*, noise=0.0, slowdown=SLOWDOWN, layers=LAYERS, unit="SM", fitted=True):
-    prefill, decode = prefill_samples(noise), decode_samples(noise)
-    return Profile(
+    taken = Profile(
         taken_at="2026-01-01T00:00:00Z",
         seconds=60.0,
         hardware=Hardware(name="H200", unit=unit, units=132),
         software={"torch": "2"},
         model=Shape(name="m", num_layers=layers, max_model_len=131072),
         partitions=tuple(Partition(p.index, p.prefill_units, p.decode_units) for p in H200),
-        prefill=prefill,
-        decode=decode,
+        prefill=prefill_samples(noise),
+        decode=decode_samples(noise),
         corun=corun_samples(slowdown),
-        fit=fit(prefill, decode) if fitted else None,
     )
+    return replace(taken, fit=fit(taken)) if fitted else taken

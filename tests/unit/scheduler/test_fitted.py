@@ -128,7 +128,7 @@ def test_a_worker_that_restarts_with_other_partitions_is_looked_at_anew():
 
 
 def test_a_profile_without_a_fit_is_refused():
-    with pytest.raises(ProfileError, match="no fit: 120 prefill and 90 decode samples"):
+    with pytest.raises(ProfileError, match="no fit: 150 prefill and 90 decode samples"):
         FittedEstimator(profile(fitted=False))
 
 

@@ -242,6 +242,7 @@ class CudaExecutor:
             vocab_size=shape.vocab_size,
             max_model_len=config.max_model_len,
             eos_token_ids=shape.eos_token_ids,
+            num_heads=shape.num_heads,
         )
         return DeviceInfo(
             unit="SM",
@@ -252,6 +253,7 @@ class CudaExecutor:
             page_size=config.page_size,
             max_slots=config.max_slots,
             max_prefill_tokens=config.max_prefill_tokens,
+            row_sizes=config.buckets,
             notes=(*self._table.notes, *self._plan_notes, *self._product_notes),
         )
 
