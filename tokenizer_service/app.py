@@ -17,6 +17,7 @@ from tokenizer_service.openai.errors import ApiError, internal
 from tokenizer_service.openai.format import Answer, ChatFormat, CompletionFormat, Format
 from tokenizer_service.openai.schema import ChatRequest, CompletionRequest, Request
 from tokenizer_service.origins import Origins, preflight
+from tokenizer_service.tracing import CHAT, TEXT
 
 log = logging.getLogger(__name__)
 
@@ -144,12 +145,15 @@ async def _generate(
     http: web.Request, request: Request, prompts: Sequence[Prompt], form: Format
 ) -> web.StreamResponse:
     gateway = http.app[GATEWAY]
-    generation = await gateway.generation(http[REQUEST_ID], request, prompts)
-    if not request.stream:
-        return await serve.whole(generation, form)
-    return await serve.stream(
-        http, generation, form, gateway.settings, include_usage=request.include_usage
-    )
+    operation = CHAT if isinstance(request, ChatRequest) else TEXT
+    with gateway.tracing.request(operation, http[REQUEST_ID], request, http.headers) as traced:
+        generation = await gateway.generation(http[REQUEST_ID], request, prompts)
+        traced.generation = generation
+        if not request.stream:
+            return await serve.whole(generation, form)
+        return await serve.stream(
+            http, generation, form, gateway.settings, include_usage=request.include_usage
+        )
 
 
 # --- tokens ---

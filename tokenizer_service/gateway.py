@@ -24,6 +24,7 @@ from tokenizer_service.prefix_names import PrefixNames
 from tokenizer_service.router import Route, Router, check_credits, check_length
 from tokenizer_service.settings import GatewaySettings
 from tokenizer_service.text_pool import TextPool
+from tokenizer_service.tracing import NoTracing, Tracing
 
 TENANT = ""
 """There are no API keys yet, so all requests are one tenant's."""
@@ -61,8 +62,10 @@ class Gateway:
         router: Router,
         names: PrefixNames,
         clock: Callable[[], float],
+        tracing: Tracing | NoTracing | None = None,
     ) -> None:
         """`clock` gives seconds, monotonic."""
+        self.tracing = tracing or NoTracing()
         self.settings = settings
         self.assets = assets
         self.router = router
@@ -124,7 +127,7 @@ class Gateway:
             self._group(request_id, at * request.choices, request, one, route, arrival)
             for at, one in enumerate(ready)
         ]
-        return Generation(route.link, groups, self._clock)
+        return Generation(route.link, groups, self._clock, arrival)
 
     def _tokenize(self, prompt: Prompt, route: Route) -> _Tokenized:
         """Return a prompt's tokens and the names of its pages. Runs beside the event loop."""

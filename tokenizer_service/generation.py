@@ -28,13 +28,25 @@ class Group:
     """Whether the prompt has pages to share; else nothing is gained by waiting."""
 
 
+@dataclass
+class Times:
+    """When a request got how far, seconds on the generation's clock; None: not yet."""
+
+    arrived: float
+    admitted: float | None = None
+    first_token: float | None = None
+    """Of its first output."""
+    ended: float | None = None
+
+
 class Generation:
     """The outputs of one request, in pieces."""
 
     def __init__(
-        self, link: WorkerLink, groups: Sequence[Group], clock: Callable[[], float]
+        self, link: WorkerLink, groups: Sequence[Group], clock: Callable[[], float], arrival: float
     ) -> None:
-        """`clock` gives seconds, monotonic."""
+        """`clock` gives seconds, monotonic; the request arrived at `arrival`."""
+        self.times = Times(arrival)
         self._link = link
         self._clock = clock
         self._leaders = [group.outputs[0] for group in groups]
@@ -79,6 +91,12 @@ class Generation:
             cached_tokens=sum(usage.cached_tokens for usage in prompts),
         )
 
+    @property
+    def finish_reasons(self) -> list[str]:
+        """How the outputs ended that have."""
+        ends = (output.end for output in self._outputs.values())
+        return [end.reason.value for end in ends if end is not None]
+
     async def admitted(self) -> None:
         """Return once the worker has taken each prompt. Raises ApiError when it did not."""
         waiting = {leader.job.request for leader in self._leaders}
@@ -89,6 +107,7 @@ class Generation:
             waiting.discard(tell.request)
             if not isinstance(tell.news, Admitted):
                 self._ahead.append(tell)
+        self.times.admitted = self._clock()
 
     async def piece(self, timeout_s: float | None) -> Piece | None:
         """Return what is new of one output; None when nothing came in `timeout_s` seconds.
@@ -120,7 +139,12 @@ class Generation:
                 self._link.begin(sibling.job, self._inbox)
         output = self._outputs[tell.request]
         running = output.stopped_at is None
-        piece = output.take(tell.news, self._clock())
+        now = self._clock()
+        piece = output.take(tell.news, now)
+        if isinstance(tell.news, NewTokens) and self.times.first_token is None:
+            self.times.first_token = now
+        if self.over:
+            self.times.ended = now
         if running and output.stopped_at is not None and output.end is None:
             self._link.stop_at(tell.request, output.stopped_at)
         return piece

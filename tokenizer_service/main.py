@@ -29,6 +29,7 @@ from tokenizer_service.registry import Registry
 from tokenizer_service.router import Router
 from tokenizer_service.settings import GatewaySettings
 from tokenizer_service.templates import TemplateRefusedError
+from tokenizer_service.tracing import NoTracing, TracingUnavailableError, exporting
 from tokenizer_service.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ NEVER_WORKS = (
     TemplateRefusedError,
     BadSecretError,
     AddressRefused,
+    TracingUnavailableError,
     msgspec.DecodeError,
     OSError,
 )
@@ -82,10 +84,13 @@ async def _serve(given: GatewaySettings, reporter: Reporter) -> None:
     registry = Registry(identity, worker_wait_s=given.worker_wait_s, now=time.monotonic())
     link = WorkerLink(endpoint, registry, time.monotonic)
     router = Router([link], given.served_model_name or (files.name,))
-    gateway = Gateway(given, loaded, router, names, time.monotonic)
+    endpoint_url = given.otlp_traces_endpoint
+    tracing = exporting(endpoint_url, time.monotonic) if endpoint_url else NoTracing()
+    gateway = Gateway(given, loaded, router, names, time.monotonic, tracing)
     try:
         await _run(gateway, link, reporter)
     finally:
+        tracing.close()
         gateway.pool.close()
         endpoint.close()
 

@@ -67,6 +67,10 @@ class GatewaySettings(ObjectiveSettings, frozen=True, kw_only=True):
     metrics_compat: Annotated[
         Compat, Meta(description="whose names /metrics has besides its own: none or vllm")
     ] = Compat.NONE
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Meta(description="URL to send OpenTelemetry spans to (OTLP/HTTP); default: no tracing"),
+    ] = None
     drain_timeout_s: Annotated[
         float, Meta(ge=0, description="after SIGTERM, for running requests to finish")
     ] = 30.0
