@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from os import environ
 from pathlib import Path
 from typing import Annotated
 
@@ -22,11 +23,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ops import config
-from ops.machine import cpu_name
 from ops.profiling.launches import Driver, LaunchFailed
 from ops.profiling.session import Session, Step, fitted
 from protocol.lifecycle import EXIT_CONFIG
 from protocol.model_files import LoadFormat, ModelNotFound, resolve
+from scheduler.estimator import library
 from scheduler.estimator.profile import Hardware, Profile, ProfileError, Shape, load, save
 from worker.executors import factory
 from worker.executors.base import DeviceInfo, Executor
@@ -43,7 +44,16 @@ TOLD_EVERY = 25
 class ProfileSettings(Struct, frozen=True, kw_only=True):
     """What to measure, for how long. Fields that a worker has too go to it as they are."""
 
-    output: Annotated[str, Meta(description="profile to write, or to go on with")]
+    output: (
+        Annotated[
+            str,
+            Meta(
+                description="profile to write, or to go on with; default: where schedulers look "
+                "for it, by model and device"
+            ),
+        ]
+        | None
+    ) = None
     budget: Annotated[
         str, Meta(pattern="^[0-9]+(\\.[0-9]+)?[smh]?$", description="time to spend, as 8m or 500s")
     ] = "8m"
@@ -81,9 +91,8 @@ def main(arguments: Sequence[str]) -> int:
     """Take a profile; return the exit status."""
     began = time.monotonic()
     chosen = config.parse(ProfileSettings, arguments, prog="tandem profile", description=__doc__)
-    path = Path(chosen.output)
     try:
-        found = refit(path) if chosen.fit_only else measure(chosen, path, began)
+        found = refit(given(chosen)) if chosen.fit_only else measure(chosen, began)
     except (ModelNotFound, factory.DeviceUnavailable) as error:
         return _fail(error, EXIT_CONFIG)
     except (ProfileError, LaunchFailed) as error:
@@ -99,6 +108,13 @@ def _fail(error: Exception, status: int) -> int:
     return status
 
 
+def given(chosen: ProfileSettings) -> Path:
+    """Return --output. Raises ValueError without it."""
+    if chosen.output is None:
+        raise ValueError("--fit-only: say with --output which profile to fit anew")
+    return Path(chosen.output)
+
+
 def refit(path: Path) -> Profile:
     """Fit the samples of a profile anew, and write it. Raises ProfileError."""
     found = fitted(load(path))
@@ -106,17 +122,20 @@ def refit(path: Path) -> Profile:
     return found
 
 
-def measure(chosen: ProfileSettings, path: Path, began: float) -> Profile:
+def measure(chosen: ProfileSettings, began: float) -> Profile:
     """Measure within the budget, which runs since `began`; write and return what there is then.
 
     Raises DeviceUnavailable, ModelNotFound, ProfileError, LaunchFailed, ValueError.
     """
-    base = load(path) if path.exists() else None
+    if chosen.output is not None and Path(chosen.output).exists():
+        load(Path(chosen.output))  # what cannot be gone on with is said before the model is loaded
     executor = start(chosen)
     console = Console(stderr=True)
     try:
         info = executor.info
-        base = base or empty(info)
+        path = Path(chosen.output) if chosen.output else place_of(info)
+        base = load(path) if path.exists() else empty(info)
+        console.print(f"profile {path}", highlight=False)
         if info.unit == "SM" and not base.rates:
             from ops.profiling.kernels import rates
 
@@ -131,6 +150,13 @@ def measure(chosen: ProfileSettings, path: Path, began: float) -> Profile:
     finally:
         executor.close()
     return refit(path)
+
+
+def place_of(info: DeviceInfo) -> Path:
+    """Return the file where schedulers find the profile of this device and model."""
+    folder = library.own_folder(environ)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / library.file_name(info.models[0].name, info.device, 1)
 
 
 def start(chosen: ProfileSettings) -> Executor:
@@ -179,9 +205,7 @@ def empty(info: DeviceInfo) -> Profile:
     return Profile(
         taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=0.0,
-        hardware=Hardware(
-            name=device_name(info), unit=info.unit, units=info.units, notes=info.notes
-        ),
+        hardware=Hardware(name=info.device, unit=info.unit, units=info.units, notes=info.notes),
         software={"python": platform.python_version(), **versions()},
         model=Shape(
             name=model.name,
@@ -193,15 +217,6 @@ def empty(info: DeviceInfo) -> Profile:
         partitions=info.partitions,
         row_sizes=info.row_sizes,
     )
-
-
-def device_name(info: DeviceInfo) -> str:
-    """Return what the device calls itself."""
-    if info.unit == "SM":
-        from ops import gpu_probe
-
-        return gpu_probe.probe()[0].name
-    return cpu_name()
 
 
 def versions() -> dict[str, str]:

@@ -222,6 +222,8 @@ class Snapshot(Struct, frozen=True, tag=True, kw_only=True):
     """Whether that epoch is the receiver's."""
     now: float
     """The worker's monotonic clock, seconds."""
+    device: str
+    """What the device calls itself."""
     unit: str
     """What a partition counts: `SM` or `core`."""
     units: Count

@@ -27,7 +27,8 @@ from protocol.pump import pump
 from protocol.transport.base import AddressRefused
 from protocol.transport.zeromq import connect
 from scheduler.core import CoreConfig, Exit, Input, Link, SchedulerCore, Terminate, Tick
-from scheduler.estimator import profile
+from scheduler.estimator import library, profile
+from scheduler.estimator.automatic import AutomaticEstimator
 from scheduler.estimator.fitted import FittedEstimator
 from scheduler.estimator.soft_state import Keeper
 from scheduler.explain import Explanation, Window
@@ -42,6 +43,9 @@ TICK_S = 0.2
 """Period of the core's ticks: late snapshots, and policies that wait for time to pass."""
 
 ControlEndpoint = Endpoint[ToScheduler, ControlToWorker]
+Predictor = FittedEstimator | AutomaticEstimator
+
+AUTO_PROFILE, NO_PROFILE = "auto", "none"
 
 
 class Shell:
@@ -143,7 +147,7 @@ async def serve(
     chosen: SchedulerSettings,
     core: SchedulerCore,
     reporter: Reporter,
-    estimator: FittedEstimator | None = None,
+    estimator: Predictor | None = None,
     keeper: Keeper | None = None,
 ) -> Exit:
     """Connect to the worker in `chosen.run_dir` and run. Raises AddressRefused."""
@@ -177,7 +181,7 @@ async def scraping(collector: SchedulerCollector, chosen: SchedulerSettings) -> 
         server.close()
 
 
-def explanation(core: SchedulerCore, estimator: FittedEstimator | None) -> Explanation:
+def explanation(core: SchedulerCore, estimator: Predictor | None) -> Explanation:
     """Return what `tandem explain` shows."""
     return Explanation(
         policy=core.config.policy,
@@ -190,16 +194,20 @@ def explanation(core: SchedulerCore, estimator: FittedEstimator | None) -> Expla
     )
 
 
-def learner(chosen: SchedulerSettings) -> tuple[FittedEstimator | None, Keeper | None]:
+def learner(chosen: SchedulerSettings) -> tuple[Predictor | None, Keeper | None]:
     """Return the estimator of the chosen profile and what keeps its memory, where there are any.
 
     Raises ProfileError.
     """
-    if chosen.profile is None:
+    estimator: Predictor
+    if chosen.profile == NO_PROFILE:
         if chosen.soft_state is not None:
-            raise profile.ProfileError("--soft-state is of no use without --profile")
+            raise profile.ProfileError("--soft-state is of no use with --profile none")
         return None, None
-    estimator = FittedEstimator(profile.load(Path(chosen.profile)))
+    if chosen.profile == AUTO_PROFILE:
+        estimator = AutomaticEstimator(library.folders(os.environ))
+    else:
+        estimator = FittedEstimator(profile.load(Path(chosen.profile)))
     if chosen.soft_state is None:
         return estimator, None
     keeper = Keeper(Path(chosen.soft_state), estimator)
@@ -207,7 +215,7 @@ def learner(chosen: SchedulerSettings) -> tuple[FittedEstimator | None, Keeper |
     return estimator, keeper
 
 
-def build(chosen: SchedulerSettings, estimator: FittedEstimator | None = None) -> SchedulerCore:
+def build(chosen: SchedulerSettings, estimator: Predictor | None = None) -> SchedulerCore:
     """Return the core with its policy. Raises PolicyError."""
     objectives = Objectives(
         tbt_s=chosen.slo_tbt_ms / 1e3,

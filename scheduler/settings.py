@@ -20,10 +20,14 @@ class SchedulerSettings(ObjectiveSettings, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="options of the policy, each key=value")
     ] = ()
     profile: Annotated[
-        str | None, Meta(description="what `tandem profile` wrote; default: measure as it runs")
-    ] = None
+        str,
+        Meta(
+            description="what `tandem profile` wrote; auto: the one of this device and model, if "
+            "there is one; none: measure as it runs"
+        ),
+    ] = "auto"
     soft_state: Annotated[
-        str | None, Meta(description="file that keeps what was learnt beside --profile")
+        str | None, Meta(description="file that keeps what was learnt beside the profile")
     ] = None
     observe_only: Annotated[bool, Meta(description="follow the worker and plan, but never act")] = (
         False

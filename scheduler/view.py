@@ -90,6 +90,7 @@ class WorkerView:
         self.changes += 1
         self.boot = snapshot.boot
         self.event = snapshot.event
+        self.device = snapshot.device
         self.unit = snapshot.unit
         self.units = snapshot.units
         self.partitions: tuple[Partition, ...] = snapshot.partitions

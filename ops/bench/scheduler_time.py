@@ -27,7 +27,6 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ops.bench.engine_metrics import percentile
-from ops.machine import cpu_name
 from protocol.control_link import (
     Arrived,
     DeviceWork,
@@ -53,6 +52,7 @@ from scheduler.estimator import profile
 from scheduler.estimator.fitted import FittedEstimator
 from scheduler.policy import Objectives
 from scheduler.registry import make
+from worker.executors.cpu.topology import processor_name
 
 LAYERS = 32
 QUANTA = 8
@@ -117,6 +117,7 @@ class BusyWorker:
             epoch=Epoch("boot", 1),
             acting=acting,
             now=0.0,
+            device="",
             unit="SM",
             units=132,
             partitions=table,
@@ -260,7 +261,7 @@ def main() -> None:
     sticks = [round(each, 3) for each in sticks]
     print(f"yardstick {min(sticks)} to {max(sticks)} ms")
     if settings.output:
-        found = {"schedulers": rows, "yardstick_ms": sticks, "cpu": cpu_name(),
+        found = {"schedulers": rows, "yardstick_ms": sticks, "cpu": processor_name(),
                  "python": platform.python_version()}  # fmt: skip
         Path(settings.output).write_text(json.dumps(found, indent=1) + "\n")
 

@@ -20,7 +20,6 @@ from msgspec import Meta, Struct
 
 from ops.bench.engine_metrics import percentile
 from ops.bench.scheduler_time import yardstick
-from ops.machine import cpu_name
 from protocol import PROTOCOL_VERSION
 from protocol.control_link import ControlToWorker, Lane, Partition, ToScheduler
 from protocol.data_link import Finished, Hello, Submit, ToGateway, ToWorker
@@ -37,6 +36,7 @@ from scheduler.registry import make
 from worker.core.config import CoreConfig
 from worker.core.machine import WorkerCore
 from worker.executors.base import Completion, DeviceInfo, Launch, ModelShape
+from worker.executors.cpu.topology import processor_name
 from worker.executors.simulated.executor import SimulatedExecutor
 from worker.executors.simulated.latency import LatencyModel
 from worker.server import TICK_S, Server
@@ -255,7 +255,7 @@ def main() -> None:
     ours, its = play(settings)
     sticks.append(yardstick())
     told = {
-        "cpu": cpu_name(),
+        "cpu": processor_name(),
         "yardstick_ms": [round(each, 3) for each in sticks],
         "scheduler": settings.scheduler,
         "running": settings.running,

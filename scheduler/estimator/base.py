@@ -24,10 +24,10 @@ class Estimator(Protocol):
         ...
 
     def worst_decode_s(
-        self, view: WorkerView, partition: int, load: DecodeLoad, beside: PrefillLoad, now: float
-    ) -> float:
-        """Return seconds of one decode iteration on `partition` at worst, while a prefill of
-        `beside` runs on the other side (MuxWise 3.3.2).
+        self, view: WorkerView, load: DecodeLoad, beside: PrefillLoad, now: float
+    ) -> dict[int, float]:
+        """Return seconds of one decode iteration at worst, by split, while a prefill of `beside`
+        runs on the other side (MuxWise 3.3.2). All splits at once: every decision compares them.
         """
         ...
 

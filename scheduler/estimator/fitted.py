@@ -67,16 +67,14 @@ class FittedEstimator:
         return self._decode.seconds(self._units[Lane.DECODE, partition], load)
 
     def worst_decode_s(
-        self, view: WorkerView, partition: int, load: DecodeLoad, beside: PrefillLoad, now: float
-    ) -> float:
-        """Return the solo-run time with the guard's factor; more units are never slower."""
+        self, view: WorkerView, load: DecodeLoad, beside: PrefillLoad, now: float
+    ) -> dict[int, float]:
+        """Return the solo-run times with the guard's factors; more units are never slower."""
         if not self._check(view):
-            return self._table.worst_decode_s(view, partition, load, beside, now)
+            return self._table.worst_decode_s(view, load, beside, now)
         if self._asked != (load, beside):
             self._asked, self._worst = (load, beside), self._all_worst(view, load, beside)
-        if partition not in self._worst:  # the whole device, or one without a prefill side
-            return self.decode_s(view, partition, load, now)
-        return self._worst[partition]
+        return self._worst
 
     def _all_worst(
         self, view: WorkerView, load: DecodeLoad, beside: PrefillLoad
@@ -87,7 +85,7 @@ class FittedEstimator:
             guard = self._guard.worst(cell_of(split.decode_units, load, beside))
             slowest = max(slowest, self._decode.seconds(split.decode_units, load) * guard)
             worst[split.index] = slowest
-        return worst
+        return dict(reversed(worst.items()))
 
     def prefill_s(
         self, view: WorkerView, partition: int, load: PrefillLoad, layers: int, now: float

@@ -56,8 +56,8 @@ def write(path: Path, state: SoftState) -> bool:
 class Learner(Protocol):
     """What has something to remember."""
 
-    def soft_state(self) -> SoftState:
-        """Return what was learnt."""
+    def soft_state(self) -> SoftState | None:
+        """Return what was learnt; None: nothing that is worth keeping."""
         ...
 
     def restore(self, state: SoftState) -> bool:
@@ -86,4 +86,6 @@ class Keeper:
 
     def save(self) -> None:
         """Write now."""
-        write(self._path, self._learner.soft_state())
+        state = self._learner.soft_state()
+        if state is not None:
+            write(self._path, state)

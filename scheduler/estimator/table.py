@@ -128,10 +128,10 @@ class SplitTable:
         return found
 
     def worst_decode_s(
-        self, view: WorkerView, partition: int, load: DecodeLoad, beside: PrefillLoad, now: float
-    ) -> float:
-        """Return the measured time with a fixed guard, whatever runs beside it."""
-        return self.decode_s(view, partition, load, now) * GUARD
+        self, view: WorkerView, load: DecodeLoad, beside: PrefillLoad, now: float
+    ) -> dict[int, float]:
+        """Return the measured times with a fixed guard, whatever runs beside."""
+        return {p.index: GUARD * self.decode_s(view, p.index, load, now) for p in view.splits}
 
     def prefill_s(
         self, view: WorkerView, partition: int, load: PrefillLoad, layers: int, now: float

@@ -110,9 +110,7 @@ class MuxWise:
             return {
                 p.index: guard * estimator.decode_s(view, p.index, load, now) for p in view.splits
             }
-        return {
-            p.index: estimator.worst_decode_s(view, p.index, load, head, now) for p in view.splits
-        }
+        return estimator.worst_decode_s(view, load, head, now)
 
     def _preempt(self, outlook: Outlook) -> str:
         """Let short prompts overtake, if any may; return what to say about it."""

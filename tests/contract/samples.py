@@ -246,6 +246,7 @@ TO_SCHEDULER: list[Struct] = [
         epoch=EPOCH,
         acting=True,
         now=1234.5,
+        device="NVIDIA H200",
         unit="SM",
         units=132,
         partitions=(

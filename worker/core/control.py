@@ -154,6 +154,7 @@ class Control:
             epoch=self._epoch,
             acting=peer == self._holder,
             now=now,
+            device=info.device,
             unit=info.unit,
             units=info.units,
             partitions=info.partitions,

@@ -170,6 +170,8 @@ class DeviceInfo:
     """Tokens of one launch at most, decode rows included: what activations were reserved for."""
     row_sizes: tuple[int, ...] = field(default=())
     """A decode batch takes as long as one of the next of these sizes; empty: any is its own."""
+    device: str = ""
+    """What the device calls itself: a profile is of such devices."""
     notes: tuple[str, ...] = field(default=())
     """Warnings for the operator: what this machine cannot do, and why."""
 

@@ -40,6 +40,7 @@ INFO = DeviceInfo(
     page_size=16,
     max_slots=72,
     max_prefill_tokens=8192,
+    device="device",
 )
 LAW = LatencyModel(
     prefill_launch_s=1e-5,
@@ -237,7 +238,7 @@ def test_budgets_have_units(text, seconds):
 
 def test_what_the_device_and_the_software_are_is_noted():
     empty = profile.empty(INFO)
-    assert empty.hardware.name
+    assert empty.hardware.name == "device"
     assert {"python", "torch"} <= set(empty.software)
 
 

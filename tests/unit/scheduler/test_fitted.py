@@ -61,7 +61,7 @@ def test_a_quantum_takes_its_share_of_the_layers():
 def test_the_worst_case_is_the_solo_time_times_what_the_pair_was_seen_to_lose():
     estimator, mirror = FittedEstimator(PROFILE), view()
     solo = estimator.decode_s(mirror, 1, LOAD, 0.0)
-    worst = estimator.worst_decode_s(mirror, 1, LOAD, PROMPT, 0.0)
+    worst = estimator.worst_decode_s(mirror, LOAD, PROMPT, 0.0)[1]
     assert worst == pytest.approx(SLOWDOWN * solo, rel=0.01)
 
 
@@ -70,7 +70,7 @@ def test_real_iterations_beside_a_prefill_refine_the_worst_case():
     solo = estimator.decode_s(mirror, 1, LOAD, 0.0)
     steps = [step(n, 1.6 * solo, overlap=1.0) for n in range(2, 2 + WINDOW)]
     learn(estimator, mirror, prefilled(1, 0.3), *steps)
-    worst = estimator.worst_decode_s(mirror, 1, LOAD, PROMPT, 0.0)
+    worst = estimator.worst_decode_s(mirror, LOAD, PROMPT, 0.0)[1]
     assert worst == pytest.approx(1.6 * solo, rel=0.01)
     assert estimator.errors.guard.count == WINDOW
     assert 1 <= estimator.errors.guard.exceeded <= 2
@@ -80,9 +80,9 @@ def test_real_iterations_beside_a_prefill_refine_the_worst_case():
 @pytest.mark.parametrize("odd", [{"overlap": 0.0}, {"overlap": 0.3}, {"chunk": 64, "overlap": 1.0}])
 def test_iterations_that_say_nothing_of_contention_leave_the_guard_alone(odd):
     estimator, mirror = FittedEstimator(PROFILE), view()
-    before = estimator.worst_decode_s(mirror, 1, LOAD, PROMPT, 0.0)
+    before = estimator.worst_decode_s(mirror, LOAD, PROMPT, 0.0)[1]
     learn(estimator, mirror, prefilled(1, 0.3), *(step(n, 9.0, **odd) for n in range(2, 50)))
-    assert estimator.worst_decode_s(mirror, 1, LOAD, PROMPT, 0.0) == before
+    assert estimator.worst_decode_s(mirror, LOAD, PROMPT, 0.0)[1] == before
 
 
 def test_iterations_alone_tell_how_far_off_the_solo_fit_is():
@@ -110,8 +110,8 @@ def test_a_profile_of_something_else_leaves_predicting_to_the_measured_table(odd
     learn(estimator, mirror, *events)
     table.learn(mirror, 0.0)
     assert estimator.decode_s(mirror, 1, LOAD, 0.0) == table.decode_s(mirror, 1, LOAD, 0.0)
-    assert estimator.worst_decode_s(mirror, 1, LOAD, PROMPT, 0.0) == table.worst_decode_s(
-        mirror, 1, LOAD, PROMPT, 0.0
+    assert estimator.worst_decode_s(mirror, LOAD, PROMPT, 0.0) == table.worst_decode_s(
+        mirror, LOAD, PROMPT, 0.0
     )
     assert estimator.prefill_s(mirror, 1, PROMPT, 8, 0.0) == table.prefill_s(
         mirror, 1, PROMPT, 8, 0.0
@@ -157,7 +157,8 @@ def test_more_units_are_never_predicted_slower_whatever_was_learnt(load, beside,
             overlap_s=solo * factor,
         )
         learn(estimator, mirror, StepDone(number, done, (), PoolState(1, 1, 0)))
-    worst = [estimator.worst_decode_s(mirror, p.index, load, beside, 0.0) for p in H200[1:]]
+    found = estimator.worst_decode_s(mirror, load, beside, 0.0)
+    worst = [found[p.index] for p in H200[1:]]
     alone = [estimator.decode_s(mirror, p.index, load, 0.0) for p in H200[1:]]
     assert worst == sorted(worst, reverse=True)
     assert alone == sorted(alone, reverse=True)
@@ -178,7 +179,7 @@ def test_what_was_learnt_survives_a_restart(tmp_path):
     assert state is not None
     assert second.restore(state)
     for ask in (first, second):
-        assert ask.worst_decode_s(mirror, 1, LOAD, PROMPT, 0.0) == pytest.approx(1.6 * solo)
+        assert ask.worst_decode_s(mirror, LOAD, PROMPT, 0.0)[1] == pytest.approx(1.6 * solo)
     assert second.prefill_s(mirror, 1, PROMPT, 8, 0.0) == first.prefill_s(mirror, 1, PROMPT, 8, 0.0)
 
 

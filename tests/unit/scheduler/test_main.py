@@ -151,7 +151,7 @@ async def test_an_observer_never_attaches(run_dir):
         (["--scheduler", "chunked", "--option", "depth=99"], "depth"),
         (["--log-level", "loud"], "loud"),
         (["--profile", "/nowhere/p.json"], "/nowhere/p.json: No such file"),
-        (["--soft-state", "s.json"], "of no use without --profile"),
+        (["--soft-state", "s.json", "--profile", "none"], "of no use with --profile none"),
     ],
 )
 def test_a_wrong_configuration_ends_with_its_status_and_says_why(run_dir, flags, why, capsys):

@@ -103,7 +103,7 @@ def test_muxwise_keeps_the_objective_in_the_worst_case_whenever_a_split_does(
     assert isinstance(plan.sharing, Disjoint)
     estimator, load = FittedEstimator(PROFILE), DecodeLoad(rows, rows * context)
     beside = PrefillLoad.of_prompts([(prompt, 0)])
-    worst = {p.index: estimator.worst_decode_s(mirror, p.index, load, beside, 0.0) for p in SPLITS}
+    worst = estimator.worst_decode_s(mirror, load, beside, 0.0)
     keeping = [index for index, seconds in worst.items() if seconds <= tbt_s]
     assert plan.sharing.partition == (keeping[0] if keeping else SPLITS[-1].index)
 

@@ -96,6 +96,7 @@ def snapshot(
     epoch: int = 0,
     acting: bool = False,
     plan_seq: int = 0,
+    device: str = "H200",
 ) -> Snapshot:
     return Snapshot(
         boot=boot,
@@ -103,6 +104,7 @@ def snapshot(
         epoch=Epoch(boot, epoch),
         acting=acting,
         now=0.0,
+        device=device,
         unit="SM" if partitions[0].decode_units > 8 else "core",
         units=partitions[0].decode_units,
         partitions=partitions,

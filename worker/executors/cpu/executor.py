@@ -110,6 +110,7 @@ class CpuExecutor:
             page_size=s.page_size,
             max_slots=s.max_slots,
             max_prefill_tokens=s.max_prefill_tokens,
+            device=topology.processor_name(),
             notes=topology.notes(s.cores),
         )
 

@@ -5,7 +5,9 @@ The table is nested as a GPU's is: decode takes cores from one end, prefill the 
 """
 
 import os
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 from protocol.control_link import WHOLE, Partition
 
@@ -30,6 +32,16 @@ class Split:
 def available_cores() -> tuple[int, ...]:
     """Return the cores that this process may run on, in order."""
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def processor_name() -> str:
+    """Return the processor's name, or its architecture where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def splits(cores: tuple[int, ...]) -> tuple[Split, ...]:

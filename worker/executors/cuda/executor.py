@@ -254,6 +254,7 @@ class CudaExecutor:
             max_slots=config.max_slots,
             max_prefill_tokens=config.max_prefill_tokens,
             row_sizes=config.buckets,
+            device=torch.cuda.get_device_name(self._device),
             notes=(*self._table.notes, *self._plan_notes, *self._product_notes),
         )
 
