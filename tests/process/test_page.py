@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
 from tests.process.server import Server
 
@@ -66,7 +66,8 @@ def page(request: pytest.FixtureRequest, browser: Browser, server: Server) -> It
 
 def is_wrong(said: ConsoleMessage) -> bool:
     """Chromium logs refused requests by itself; the page shows them to the person."""
-    return said.type == "error" and "status of 400" not in said.text
+    refused = re.search(r"status of 40[01]", said.text)
+    return said.type == "error" and not refused
 
 
 def picture(page: Page, name: str) -> None:
@@ -148,6 +149,33 @@ def test_it_breaks_no_rule_of_accessibility_that_a_program_can_check(page: Page)
     options = {"runOnly": {"type": "tag", "values": LEVELS}}
     found = Axe().run(page, options=options)
     assert found.violations_count == 0, found.generate_report()
+
+
+def test_where_the_api_wants_a_key_the_page_asks_for_it_and_keeps_it_for_the_tab(
+    page: Page, server: Server
+) -> None:
+    def guard(route: Route) -> None:
+        given = route.request.headers.get("authorization")
+        if given == "Bearer right":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "which key?"}})
+
+    page.route(re.compile(f"{re.escape(server.url)}/(v1/|activity)"), guard)
+    page.reload()
+    dialog = page.get_by_role("dialog")
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.keyboard.type("wrong")
+    page.keyboard.press("Enter")
+    expect(dialog).to_contain_text("does not know that key")
+    page.get_by_label("API key").fill("right")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#state")).to_have_text("ready")
+    page.reload()
+    expect(page.locator("#state")).to_have_text("ready")
+    page.get_by_role("button", name="Forget key").click()
+    expect(dialog).to_be_visible()
 
 
 def test_a_narrow_window_needs_no_sideways_scrolling(page: Page) -> None:
