@@ -11,20 +11,25 @@ from rich.text import Text
 
 from ops.events import Key, Role
 from protocol.lifecycle import Stage
+from protocol.logs import LogForm, json_line
 
 STYLES = {Role.WORKER: "cyan", Role.SCHEDULER: "magenta", Role.GATEWAY: "green"}
 WIDTH = max(len(role) for role in Role)
 
 
 class Display:
-    """Writes to one console. `close` ends the progress bars, and may be called again."""
+    """Writes to one console. `close` ends the progress bars, and may be called again.
 
-    def __init__(self, console: Console) -> None:
+    With JSON lines from the processes, its own lines are objects too and there are no bars.
+    """
+
+    def __init__(self, console: Console, form: LogForm = LogForm.TEXT) -> None:
         self.console = console
+        self._form = form
         self._bars: dict[Key, BarId] = {}
         self._stages: dict[Key, str] = {}
         self._progress: Progress | None = None
-        if console.is_terminal:
+        if console.is_terminal and form is LogForm.TEXT:
             self._progress = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.fields[role]:<9} {task.description}"),
@@ -61,15 +66,27 @@ class Display:
 
     def line(self, role: Role, text: str) -> None:
         """Show a line of a process."""
+        if self._form is LogForm.JSON:
+            self._object(role, text)
+            return
         self.console.print(
             Text(f"{role:<{WIDTH}} ", STYLES[role]).append(text, "default"), soft_wrap=True
         )
 
     def note(self, text: str) -> None:
         """Show a line of the launcher's own."""
+        if self._form is LogForm.JSON:
+            self._object("tandem", text)
+            return
         self.console.print(
             Text("tandem".ljust(WIDTH + 1), "bold").append(text, "default"), soft_wrap=True
         )
+
+    def _object(self, process: str, text: str) -> None:
+        """Print a line that is an object as it is, any other as the message of one."""
+        is_object = text.startswith("{") and text.endswith("}")
+        line = text if is_object else json_line(process, "info", "ops.launch", text)
+        self.console.out(line, highlight=False)
 
     def close(self) -> None:
         """End the progress bars."""

@@ -117,7 +117,7 @@ def launcher_for(parts: Parts, folder: RunDir) -> Launcher:
         return module + parts.arguments(start, path, ready_fd)
 
     inherited = {k: v for k, v in environ.items() if not k.startswith(settings.ENVIRONMENT_PREFIX)}
-    display = Display(Console(stderr=True))
+    display = Display(Console(stderr=True), parts.gateway.log_format)
     return Launcher(supervisor_for(parts), command, inherited, display, path)
 
 

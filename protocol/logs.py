@@ -39,10 +39,32 @@ def configure(process: str, level: str, form: LogForm = LogForm.TEXT) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-class JsonFormatter(logging.Formatter):
-    """One object a line: `time` (UTC, ISO 8601), `level`, `process`, `logger`, `message`, and
-    `exception` where there is one.
+def json_line(
+    process: str,
+    level: str,
+    logger: str,
+    message: str,
+    *,
+    at: datetime | None = None,
+    exception: str | None = None,
+) -> str:
+    """Return an object in one line: `time` (UTC, ISO 8601), `level`, `process`, `logger`,
+    `message`, and `exception` where there is one.
     """
+    line = {
+        "time": (at or datetime.now(UTC)).isoformat(timespec="milliseconds"),
+        "level": level,
+        "process": process,
+        "logger": logger,
+        "message": message,
+    }
+    if exception is not None:
+        line["exception"] = exception
+    return msgspec.json.encode(line).decode()
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as `json_line` has it."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -50,13 +72,11 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as a line."""
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "process": self._process,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+        return json_line(
+            self._process,
+            record.levelname.lower(),
+            record.name,
+            record.getMessage(),
+            at=datetime.fromtimestamp(record.created, UTC),
+            exception=self.formatException(record.exc_info) if record.exc_info else None,
+        )

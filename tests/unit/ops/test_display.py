@@ -1,12 +1,14 @@
 """The launcher's display: bars on a terminal, each stage once elsewhere."""
 
 import io
+import json
 
 from rich.console import Console
 
 from ops.display import Display
 from ops.events import Role
 from protocol.lifecycle import Stage
+from protocol.logs import LogForm
 
 
 def display(*, terminal: bool) -> tuple[Display, io.StringIO]:
@@ -58,3 +60,15 @@ def test_closing_twice_is_no_error() -> None:
     shown, _ = display(terminal=True)
     shown.close()
     shown.close()
+
+
+def test_with_json_lines_every_line_is_one_object_and_its_own_stay_whole() -> None:
+    out = io.StringIO()
+    shown = Display(Console(file=out, force_terminal=True, width=20), LogForm.JSON)
+    shown.line(Role.WORKER, '{"message": "' + "long " * 20 + '"}')
+    shown.line(Role.GATEWAY, "a warning from a library [not markup]")
+    shown.note("ending")
+    shown.stage(1, Role.WORKER, Stage("loading", 1, 2))
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line.get("process") for line in told] == [None, "gateway", "tandem", "worker"]
+    assert told[1]["message"] == "a warning from a library [not markup]"
