@@ -26,18 +26,15 @@ class Outlook:
     """Where both lanes run."""
     now: float
 
-    @property
-    def layers(self) -> int:
-        """Layers of a prefill."""
-        return max((model.num_layers for model in self.view.models.values()), default=1)
-
     def seconds(self, requests: tuple[RequestView, ...]) -> float:
         """Return how long these prompts take together, from layer 0."""
         return self.prefill_s(PrefillLoad.of_requests(requests))
 
     def prefill_s(self, load: PrefillLoad) -> float:
         """Return how long a prefill takes through all layers."""
-        return self.estimator.prefill_s(self.view, self.partition, load, self.layers, self.now)
+        return self.estimator.prefill_s(
+            self.view, self.partition, load, self.view.num_layers, self.now
+        )
 
     def decode_s(self, load: DecodeLoad) -> float:
         """Return how long an iteration takes."""

@@ -12,7 +12,7 @@ SHORT = 0.25
 """A prompt is short beside one that has four times as long to go: as nothing overtakes a batch that
 has overtaken, a middling one would hold up the short ones behind it.
 """
-LOOK = 16
+LOOK = 8
 """Waiting requests that are looked at for a batch of short ones."""
 
 

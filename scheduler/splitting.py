@@ -129,7 +129,7 @@ class Quanta:
         """
         if not self._layer_wise:
             return 0
-        total = outlook.layers
+        total = outlook.view.num_layers
         if not head.new:
             return min(self._before or total, total)
         aim = outlook.decode_s(decode) if decode.rows else alone_s

@@ -98,6 +98,8 @@ class WorkerView:
         self.splits = tuple(sorted(pairs, key=lambda p: p.decode_units))
         """The disjoint partitions, fewest decode units first."""
         self.models: dict[ModelName, ModelInfo] = {model.name: model for model in snapshot.models}
+        self.num_layers = max((model.num_layers for model in snapshot.models), default=1)
+        """Of a prefill."""
         self.limits: WorkerLimits = snapshot.limits
         self.pool: PoolState = snapshot.pool
         self.requests = Requests({m.name: m.page_size for m in snapshot.models})

@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.control_link import WHOLE, DeviceWork, Lane, Partition
 from scheduler.estimator import solo
-from scheduler.estimator.guard import Cell, Guard, cell_of
+from scheduler.estimator.guard import Cell, Guard, cell_of, shape_of
 from scheduler.estimator.loads import NOTHING, DecodeLoad, PrefillLoad
 from scheduler.estimator.profile import Profile, ProfileError
 from scheduler.estimator.soft_state import SoftState
@@ -81,8 +81,9 @@ class FittedEstimator:
     ) -> dict[int, float]:
         worst: dict[int, float] = {}
         slowest = 0.0
+        shape = shape_of(load, beside)
         for split in reversed(view.splits):
-            guard = self._guard.worst(cell_of(split.decode_units, load, beside))
+            guard = self._guard.worst(Cell(split.decode_units, *shape))
             slowest = max(slowest, self._decode.seconds(split.decode_units, load) * guard)
             worst[split.index] = slowest
         return dict(reversed(worst.items()))

@@ -49,9 +49,13 @@ def level(tokens: float) -> int:
 
 def cell_of(units: int, load: DecodeLoad, beside: PrefillLoad) -> Cell:
     """Return the cell of an iteration on `units` beside a prefill."""
+    return Cell(units, *shape_of(load, beside))
+
+
+def shape_of(load: DecodeLoad, beside: PrefillLoad) -> tuple[int, int, int, int]:
+    """Return all of a cell but the units."""
     rows = max(1, load.rows)
-    return Cell(
-        units,
+    return (
         level(beside.new),
         level(beside.reused),
         1 << (rows - 1).bit_length(),

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import ceil, exp, log
+from operator import mul
 from typing import Generic, TypeVar
 
 from scheduler.estimator.loads import DecodeLoad, PrefillLoad
@@ -26,6 +27,8 @@ MANY_ROWS = (16, 64)
 """Rows from which on a token of context may cost more: sequences are no longer cut over SMs."""
 QUERY_TILE = 128
 """Queries of one head that attention takes together."""
+REMEMBERED = 256
+"""Loads whose answers are kept, before all are forgotten."""
 PREFILL_TERMS = 4 + len(NEW_BANDS)
 DECODE_TERMS = 1 + len(CONTEXT_BANDS) + len(MANY_ROWS)
 
@@ -85,7 +88,7 @@ def read(line: Line, size: float) -> float:
 
 def dot(theta: Sequence[float], terms: Sequence[float]) -> float:
     """Return the sum of products."""
-    return sum(a * b for a, b in zip(theta, terms, strict=True))
+    return float(sum(map(mul, theta, terms)))
 
 
 class Predictor(ABC, Generic[L]):
@@ -94,8 +97,10 @@ class Predictor(ABC, Generic[L]):
     def __init__(self, fits: Sequence[UnitsFit]) -> None:
         self._fits = sorted(fits, key=lambda fit: fit.units)
         self._units = [fit.units for fit in self._fits]
-        self._load: L | None = None
-        self._times: list[float] = []
+        self._known: dict[L, list[float]] = {}
+        """Answers, by load: a decision asks for the same ones as the one before."""
+        self._between: dict[int, tuple[int, float]] = {}
+        """For sizes between two that were profiled: the upper one, and how far up it is."""
 
     def seconds(self, units: int, load: L) -> float:
         """Return seconds on `units`: between two sizes that were profiled on a straight line of
@@ -106,27 +111,32 @@ class Predictor(ABC, Generic[L]):
             return times[-1]
         if units <= known[0]:
             return times[0] * known[0] / max(1, units)
-        above = bisect_left(known, units)
-        if known[above] == units:
+        if units not in self._between:
+            above = bisect_left(known, units)
+            low, high = known[above - 1], known[above]
+            self._between[units] = (above, log(units / low) / log(high / low))
+        above, share = self._between[units]
+        if share == 1.0:
             return times[above]
-        low, high = known[above - 1], known[above]
-        share = log(units / low) / log(high / low)
-        return exp((1 - share) * log(times[above - 1]) + share * log(times[above]))
+        slow, fast = times[above - 1], times[above]
+        return slow * exp(share * log(fast / slow))
 
     @abstractmethod
-    def evaluate(self, fit: UnitsFit, load: L) -> float:
-        """Return seconds on the units of `fit`."""
+    def evaluate(self, load: L) -> list[float]:
+        """Return seconds on the units of each fit, the smallest first."""
         ...
 
     def _at_all(self, load: L) -> list[float]:
         """Return seconds on every profiled size, the smallest first, none above the one before."""
-        if load != self._load:
-            times, slowest = [], 1e-9
-            for fit in reversed(self._fits):
-                slowest = max(slowest, self.evaluate(fit, load))
-                times.append(slowest)
-            self._load, self._times = load, times[::-1]
-        return self._times
+        times = self._known.get(load)
+        if times is None:
+            slowest, times = 1e-9, self.evaluate(load)
+            for at in range(len(times) - 1, -1, -1):
+                times[at] = slowest = max(slowest, times[at])
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[load] = times
+        return times
 
 
 class PrefillLane(Predictor[PrefillLoad]):
@@ -136,12 +146,15 @@ class PrefillLane(Predictor[PrefillLoad]):
         super().__init__(fit.prefill)
         self._tile, self._heads, self._most = fit.tile, fit.heads, fit.most_new
 
-    def evaluate(self, fit: UnitsFit, load: PrefillLoad) -> float:
+    def evaluate(self, load: PrefillLoad) -> list[float]:
         """See Predictor. A prompt longer than what was profiled goes through in chunks of that."""
         if load.new <= self._most or load.rows > 1:
-            return self._at_once(fit, load)
-        chunks, rest = divmod(load.new, self._most)
+            return [self._at_once(fit, load) for fit in self._fits]
+        return [self._in_chunks(fit, load) for fit in self._fits]
+
+    def _in_chunks(self, fit: UnitsFit, load: PrefillLoad) -> float:
         most = self._most
+        chunks, rest = divmod(load.new, most)
         before = chunks * load.reused + most * (chunks * (chunks - 1) // 2)
         whole = PrefillLoad(most, most * most, most * before, before)
         line = read(fit.line, tiled(most, self._tile)) + fit.theta[0] * most * most
@@ -165,10 +178,10 @@ class DecodeLane(Predictor[DecodeLoad]):
         super().__init__(fit.decode)
         self._row_sizes = fit.row_sizes
 
-    def evaluate(self, fit: UnitsFit, load: DecodeLoad) -> float:
+    def evaluate(self, load: DecodeLoad) -> list[float]:
         """See Predictor."""
-        rows = row_size(self._row_sizes, load.rows)
-        return read(fit.line, rows) + dot(fit.theta, decode_terms(load))
+        rows, terms = row_size(self._row_sizes, load.rows), decode_terms(load)
+        return [read(fit.line, rows) + dot(fit.theta, terms) for fit in self._fits]
 
 
 def row_size(sizes: Sequence[int], rows: int) -> int:

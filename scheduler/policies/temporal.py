@@ -82,7 +82,7 @@ class Temporal:
 
     def _fitting(self, outlook: Outlook, slack_s: float) -> int:
         """Return the layers of the head batch that take at most `slack_s`, within bounds."""
-        total = outlook.layers
+        total = outlook.view.num_layers
         least = min(self._options.min_layers, total)
         head = self._book.head(outlook.view)
         layer_s = outlook.prefill_s(head) / total
